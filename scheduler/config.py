@@ -1,0 +1,42 @@
+"""The scheduler's settings, as one frozen value. Durations are in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Policy(Enum):
+    """How the draft length is chosen."""
+
+    FIXED = "fixed"
+    """Always `draft_length`."""
+    THRESHOLD = "threshold"
+    """Longer above an acceptance of 0.85, shorter below 0.60, off below `off_below`; returns by probing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """scheduler_id: owner name in epochs. round_timeout: a target that shows no progress on a sequence for so long has
+    lost it. draft_timeout: a draft later than this is not waited for. admission_timeout: how long a request may wait
+    for a live target or for room."""
+
+    scheduler_id: str
+    secret: bytes = b""
+    policy: Policy = Policy.THRESHOLD
+    draft_length: int = 5
+    max_draft_length: int = 16
+    width: int = 1
+    off_below: float = 0.2
+    acceptance_window: int = 8
+    probe_after_tokens: int = 32
+    round_timeout: float = 10.0
+    draft_timeout: float = 1.0
+    grant_tokens: int = 64
+    admission_timeout: float = 30.0
+    max_sequences: int = 256
+    reconnect_delay: float = 0.25
+    max_reconnect_delay: float = 2.0
+    suspend_after_failures: int = 2
+    failure_window: float = 10.0
+    suspend_time: float = 2.0

@@ -1,0 +1,99 @@
+"""A request as the scheduler takes it, and the events that answer it. The gateway has already made tokens of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from specdec.commit import FinishReason, TokenSource
+from specdec.params import SamplingParams
+
+
+class Speculation(Enum):
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """model: empty is the only one served. max_tokens None: what is left of the context. timeout: seconds from now.
+
+    sampling.seed is resolved: the gateway drew one where the user gave none. stop_token_ids: all that apply, the
+    model's own included unless the user asked to ignore them.
+    """
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    model: str = ""
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    speculation: Speculation = Speculation.AUTO
+    draft_length: int | None = None
+    timeout: float | None = None
+    request_id: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    sequence_id: str
+    model: str
+    seed: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Committed tokens, in order and without gaps. position: of the first, counted from the end of the prompt."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    sources: tuple[TokenSource, ...]
+    prefix_digest: bytes
+
+
+@dataclass(slots=True)
+class SpeculationSummary:
+    """What speculation did for one sequence. A *round* is one draft + verify."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_position: list[int] = field(default_factory=list)
+    num_plain_steps: int = 0
+    num_speculative_tokens: int = 0
+    """Tokens committed by verifies that had candidates."""
+    num_failovers: int = 0
+    num_stale_blocks: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Committed tokens per verify with candidates."""
+        return self.num_speculative_tokens / self.num_drafts if self.num_drafts else 0.0
+
+    @property
+    def mode(self) -> str:
+        if not self.num_drafts:
+            return "plain"
+        return "mixed" if self.num_plain_steps else "speculative"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    speculation: SpeculationSummary
+    duration: float
+    time_to_first_token: float
+
+
+Event = Started | Tokens | Finished

@@ -1,0 +1,42 @@
+"""The seam behind which candidates are made: one verb per need, whatever the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdec.candidates import CandidateTree
+from specdec.log import Log
+from specdec.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """Propose up to `draft_length` candidates on the longest path, at most `width` siblings, behind `log`."""
+
+    sequence_id: str
+    log: Log
+    sampling: SamplingParams
+    draft_length: int
+    width: int = 1
+
+
+class Drafter(Protocol):
+    """A source of candidates. Called from one thread only.
+
+    A drafter keeps what it likes per sequence (KV, an index) and realigns it from `log` alone: the log may have
+    been rolled back, extended, or both since the last call.
+    """
+
+    name: str
+    context_length: int
+    """Tokens it can read; jobs beyond it get no candidates. 0: no limit."""
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+        """One tree per job, in order; an empty tree where it has nothing to propose."""
+        ...
+
+    def release(self, sequence_id: str) -> None:
+        """Forget the sequence; unknown ids are ignored."""
+        ...

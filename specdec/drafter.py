@@ -8,7 +8,7 @@ from typing import Protocol
 
 from specdec.candidates import CandidateTree
 from specdec.log import Log
-from specdec.params import SamplingParams
+from specdec.params import SamplingParams, StopConditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class DraftJob:
     sequence_id: str
     log: Log
     sampling: SamplingParams
+    stop: StopConditions
     draft_length: int
     width: int = 1
 

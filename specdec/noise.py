@@ -1,0 +1,59 @@
+"""The noise that target and drafter share: a pure function of (seed, absolute position, token id).
+
+`r = PRF(seed, position, token_id)` is 32 bits of integer arithmetic, so it is the same on every device and for every
+vocabulary padding. `e = -log1p(-(r + 1/2) / 2^32)` is a standard exponential, and the next token is
+`argmax(probs / e)`, which is `argmax(log p + g)` with Gumbel noise `g = -log e`: a draw from `probs`, and the same draw
+for everyone who has nearly the same `probs`.
+
+Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+
+
+def _mix64(word: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK64
+    return word ^ (word >> 31)
+
+
+def _position_keys(seed: int, position: int) -> tuple[int, int]:
+    """Two 32-bit keys of one position of one request, as signed int32 values."""
+    word = _mix64((_mix64((seed + 0x9E3779B97F4A7C15) & _MASK64) + position * 0xD1B54A32D192ED03) & _MASK64)
+    return _as_int32(word >> 32), _as_int32(word & 0xFFFFFFFF)
+
+
+def _as_int32(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _mix32(words: Tensor) -> Tensor:
+    """A bijective 32-bit mixing of int32 words: xor-shift-multiply with low bias; multiplication wraps."""
+    words = words ^ ((words >> 16) & 0xFFFF)
+    words = words * 0x7FEB352D
+    words = words ^ ((words >> 15) & 0x1FFFF)
+    words = words * _as_int32(0x846CA68B)
+    return words ^ ((words >> 16) & 0xFFFF)
+
+
+def random_bits(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """`r` for each of `token_ids` (any integer dtype): int64 in [0, 2^32), same shape and device."""
+    key_high, key_low = _position_keys(seed, position)
+    words = _mix32(token_ids.to(torch.int32) ^ key_low)
+    words = _mix32(words + key_high)
+    return words.to(torch.int64) & 0xFFFFFFFF
+
+
+def exponential(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """`e` for each of `token_ids`: float32 > 0, same shape and device.
+
+    Computed in float64 and rounded, so that torch, numpy and libm agree in every bit.
+    """
+    uniform = (random_bits(seed, position, token_ids).to(torch.float64) + 0.5) * 2.0**-32
+    return (-torch.log1p(-uniform)).to(torch.float32)

@@ -1,0 +1,70 @@
+"""Settings of the scheduler process: the gateway, the scheduler, and the embedded Redis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from services.settings.base import ServingSettings, unique_name
+from services.settings.kinds import AddressList, TextList
+
+if TYPE_CHECKING:
+    from scheduler.config import SchedulerConfig
+
+DEFAULT_PORT = 50051
+
+PolicyName = Literal["threshold", "fixed"]
+
+
+class SchedulerSettings(ServingSettings):
+    """The process that users talk to: it owns the logs and coordinates the workers."""
+
+    section: ClassVar[str] = "scheduler"
+
+    scheduler_id: str = Field(
+        default_factory=lambda: unique_name("scheduler"), min_length=1, description="Owner name in epochs; unique."
+    )
+    grpc_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the public gRPC API.")
+    grpc_port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="Port of the public gRPC API; 0: a free one.")
+    redis_socket: Path | None = Field(
+        None, description="Socket of the embedded redis-server, used without redis_url; none: a private one."
+    )
+    targets: AddressList = Field((), description="Addresses of target workers that need no discovery.")
+    drafters: AddressList = Field((), description="Addresses of draft workers that need no discovery.")
+    api_keys: TextList = Field(
+        (), repr=False, description="Keys of which a client must send one; none: no key is asked for."
+    )
+    policy: PolicyName = Field("threshold", description="How the draft length is chosen: threshold or fixed.")
+    draft_length: int = Field(5, ge=0, le=256, description="Candidates on the longest path at the start; 0: plain.")
+    max_draft_length: int = Field(16, ge=1, le=256, description="Candidates on the longest path at most.")
+    width: int = Field(1, ge=1, le=64, description="Siblings of a candidate tree; 1 is a chain.")
+    off_below: float = Field(0.2, ge=0, le=1, description="Acceptance rate below which `threshold` stops drafting.")
+    acceptance_window: int = Field(8, ge=1, le=1024, description="Recent rounds that `threshold` looks at.")
+    probe_after_tokens: int = Field(32, ge=1, le=65536, description="Plain tokens before drafting is tried again.")
+    round_timeout: float = Field(10.0, gt=0, le=3600, description="Seconds without progress that lose a target.")
+    draft_timeout: float = Field(1.0, gt=0, le=3600, description="Seconds that a draft is waited for.")
+    grant_tokens: int = Field(64, ge=1, le=65536, description="Tokens that a target may decode unasked.")
+    admission_timeout: float = Field(30.0, ge=0, le=3600, description="Seconds that a request may wait for room.")
+    max_sequences: int = Field(256, ge=1, le=65536, description="Sequences served at once.")
+
+    def scheduler_config(self) -> SchedulerConfig:
+        from scheduler.config import Policy, SchedulerConfig
+
+        return SchedulerConfig(
+            scheduler_id=self.scheduler_id,
+            secret=self.secret_bytes,
+            policy=Policy(self.policy),
+            draft_length=self.draft_length,
+            max_draft_length=self.max_draft_length,
+            width=self.width,
+            off_below=self.off_below,
+            acceptance_window=self.acceptance_window,
+            probe_after_tokens=self.probe_after_tokens,
+            round_timeout=self.round_timeout,
+            draft_timeout=self.draft_timeout,
+            grant_tokens=self.grant_tokens,
+            admission_timeout=self.admission_timeout,
+            max_sequences=self.max_sequences,
+        )

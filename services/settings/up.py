@@ -1,0 +1,36 @@
+"""Settings of `outrider up`. What it does not name, each role takes from its own section."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from services.settings.base import RoleSettings
+from services.settings.scheduler import DEFAULT_PORT
+from services.settings.workers import DEFAULT_MODEL, DrafterKind, Dtype
+
+
+class UpSettings(RoleSettings):
+    """A whole deployment on this machine."""
+
+    section: ClassVar[str] = "up"
+
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="Target model: named source, hub id, or local folder.")
+    drafter: DrafterKind | None = Field(
+        None, description="ngram (lookup in the log) or model; none: model if draft_model is given, else ngram."
+    )
+    draft_model: str | None = Field(None, min_length=1, description="Draft model: named source, hub id, or folder.")
+    targets: int = Field(1, ge=1, le=64, description="Target workers to start.")
+    drafts: int = Field(1, ge=0, le=64, description="Draft workers to start; 0: plain decoding only.")
+    dtype: Dtype | None = Field(None, description="dtype of both roles; none: that of each role's section.")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads of each worker; none: all cores, taking turns where needed."
+    )
+    grpc_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the public gRPC API.")
+    grpc_port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="Port of the public gRPC API; 0: a free one.")
+    start_timeout: float = Field(600.0, gt=0, le=86400, description="Seconds that the start may take.")
+
+    @property
+    def drafter_kind(self) -> DrafterKind:
+        return self.drafter or ("model" if self.draft_model else "ngram")

@@ -1,0 +1,73 @@
+"""One way to make a Redis client: by URL, with hiredis, without hidden retries, and with errors fit for one line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+SCHEMES = ("redis", "rediss", "unix")
+
+REDIS_FAILURES = (RedisError, OSError, TimeoutError)
+"""What a command may raise when Redis is down, slow, read-only or full."""
+
+
+class RedisUnavailable(Exception):
+    """Redis cannot be reached, or its URL is wrong. The message is one line and names the cure."""
+
+
+def connect(url: str, *, socket_timeout: float = 2.0, connect_timeout: float = 1.0) -> Redis:
+    """A client that connects at its first command. Retrying is the caller's, so that each state change is seen.
+
+    Raises RedisUnavailable for a URL that is not `redis://`, `rediss://` or `unix://`.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise RedisUnavailable(f"redis_url {without_password(url)!r}: must start with redis://, rediss:// or unix://")
+    try:
+        return Redis.from_url(
+            url,
+            socket_timeout=socket_timeout,
+            socket_connect_timeout=connect_timeout,
+            retry=Retry(NoBackoff(), 0),
+            client_name="outrider",
+        )
+    except ValueError as error:
+        raise RedisUnavailable(f"redis_url {without_password(url)!r}: {error}") from None
+
+
+async def require(url: str, seconds: float = 5.0) -> None:
+    """Returns once Redis answered; raises RedisUnavailable if it did not within `seconds`."""
+    client = connect(url)
+    give_up = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                await client.ping()
+                return
+            except REDIS_FAILURES as error:
+                if time.monotonic() >= give_up or "NOAUTH" in str(error) or "WRONGPASS" in str(error):
+                    raise RedisUnavailable(
+                        f"cannot reach Redis at {without_password(url)} ({one_line(error)}): start it, "
+                        "correct redis_url, or leave redis_url out to use the embedded one"
+                    ) from None
+                await asyncio.sleep(0.1)
+    finally:
+        await client.aclose()
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be logged."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc="***@" + parts.netloc.rsplit("@", 1)[1]).geturl()
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

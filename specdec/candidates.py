@@ -83,7 +83,7 @@ class CandidateTree:
             frontier = {i for i, p in enumerate(self.parents) if p in frontier and self.token_ids[i] == token_id}
             if not frontier:
                 return None
-        new_index = {node: ROOT for node in frontier}
+        new_index = dict.fromkeys(frontier, ROOT)
         ids: list[int] = []
         parents: list[int] = []
         for i, parent in enumerate(self.parents):

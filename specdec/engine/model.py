@@ -21,7 +21,7 @@ class Segment:
 
     token_ids: one per row. parents: the row that each row follows, ROOT (-1) for the KV prefix; None is a chain. A row
     attends to the KV prefix and its own path, at position kv_length + depth. num_logits: rows at the end of the segment
-    whose logits are wanted.
+    whose logits are wanted; 0 for a prefill chunk that decides nothing.
     """
 
     sequence_id: str
@@ -63,7 +63,8 @@ class LanguageModel(Protocol):
         ...
 
     def truncate(self, sequence_id: str, length: int) -> None:
-        """Rolls KV back to the first `length` tokens (no effect if it is shorter)."""
+        """Rolls KV back to the first `length` tokens (no effect if it is shorter). As after `release`, full committed
+        blocks stay findable."""
         ...
 
     def release(self, sequence_id: str) -> None:

@@ -1,0 +1,65 @@
+"""A sequence as the target worker holds it: a replica of the log, and what may be done next with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.candidates import EMPTY, CandidateTree
+from specdec.commit import FinishReason, TokenSource
+from specdec.log import Log
+from specdec.messages import Epoch, Grant, Header, VerifyBlock
+from specdec.params import SamplingParams, StopConditions
+
+
+@dataclass(slots=True)
+class TargetSequence:
+    """opened_length: the log's length at `open`; `sources` tells where each token behind it came from. pending:
+    candidates to verify on top of the log, None if nobody asked for a step. held: blocks whose base is beyond the log.
+    waiting_since: when the grant's patience began. Times are monotonic seconds."""
+
+    sequence_id: str
+    session: int
+    epoch: Epoch
+    log: Log
+    opened_length: int
+    sampling: SamplingParams
+    stop: StopConditions
+    grant: Grant
+    waiting_since: float
+    deadline: float = math.inf
+    pending: CandidateTree | None = None
+    held: list[tuple[Header, VerifyBlock]] = field(default_factory=list)
+    sources: list[TokenSource] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def may_step(self, now: float) -> bool:
+        """Somebody asked for the next tokens, or the grant allows them unasked."""
+        return self.pending is not None or self.plain_step_at() <= now
+
+    def plain_step_at(self) -> float:
+        """When the grant lets this sequence step plainly; infinity if it does not."""
+        if len(self.log) >= self.grant.until_length:
+            return math.inf
+        return self.waiting_since + self.grant.patience
+
+    def append(self, token_ids: Sequence[int], sources: Sequence[TokenSource], now: float) -> None:
+        """Commits tokens; what was asked for is done, and the grant's patience begins anew."""
+        self.log.append(token_ids)
+        self.sources += sources
+        self.pending = None
+        self.waiting_since = now
+
+    def candidates(self) -> CandidateTree:
+        """The candidates to verify next, cut to the room that is left: the last token needs no candidate."""
+        room = self.stop.max_length - len(self.log)
+        return (self.pending or EMPTY).trimmed(room - 1)
+
+    def header(self, base_length: int) -> Header:
+        """Header of a result that tells what comes behind `base_length`."""
+        return Header(self.sequence_id, self.epoch, base_length, self.log.digest_at(base_length))

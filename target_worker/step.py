@@ -1,0 +1,98 @@
+"""One step of the target: forward, draw, accept, commit. Pure of threads and messages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdec.accept import accept_invariant
+from specdec.candidates import CandidateTree
+from specdec.commit import commit
+from specdec.engine.model import LanguageModel
+from specdec.messages import Committed, Failure, Prefilled, TargetResult
+from specdec.sampling import DegenerateLogits, draw
+from target_worker.batch import Work
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a forward did for one sequence; failed: the sequence must end."""
+
+    work: Work
+    result: TargetResult
+    failed: bool = False
+
+
+def step(model: LanguageModel, batch: Sequence[Work]) -> list[Outcome]:
+    """Runs the batch in one packed forward and commits what it decides. A bad row ends its own sequence only."""
+    started = time.monotonic()
+    forwarded = _forward(model, batch)
+    step_time = time.monotonic() - started
+    outcomes: list[Outcome] = []
+    for work, logits in zip(batch, forwarded, strict=True):
+        try:
+            if isinstance(logits, Exception):
+                raise logits
+            result = _decide(model, work, logits, step_time, len(batch))
+            outcomes.append(Outcome(work, result))
+        except Exception as error:
+            if not isinstance(error, DegenerateLogits):
+                _log.exception("sequence %s failed", work.sequence.sequence_id)
+            model.keep(work.sequence.sequence_id, ())
+            header = work.sequence.header(len(work.sequence.log))
+            outcomes.append(Outcome(work, TargetResult(header, Failure(str(error) or repr(error))), failed=True))
+    return outcomes
+
+
+def _forward(model: LanguageModel, batch: Sequence[Work]) -> list[torch.Tensor | Exception]:
+    """Logits per sequence. After an exception each half is tried alone, so that one bad row ends no neighbour."""
+    try:
+        return [*model.forward([work.segment for work in batch])]
+    except Exception as error:
+        if len(batch) == 1:
+            return [error]
+        half = len(batch) // 2
+        return _forward(model, batch[:half]) + _forward(model, batch[half:])
+
+
+def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, step_time: float, batch_size: int) -> TargetResult:
+    sequence = work.sequence
+    if work.candidates is None:
+        model.keep(sequence.sequence_id, range(work.missing))
+        kv_length = model.kv_length(sequence.sequence_id)
+        return TargetResult(sequence.header(kv_length), Prefilled(kv_length))
+    length = len(sequence.log)
+    positions = draw_positions(length, work.candidates)
+    target_tokens = draw(logits, sequence.sampling, positions, sequence.stop)
+    accepted = accept_invariant(work.candidates, target_tokens)
+    committed = commit(length, accepted.token_ids, sequence.stop, model.context_length)
+    count = len(committed.token_ids)
+    kept = [work.missing + node for node in accepted.nodes[: count - 1]]
+    model.keep(sequence.sequence_id, [*range(work.missing), *kept])
+    header = sequence.header(length)
+    sequence.append(committed.token_ids, accepted.sources[:count], time.monotonic())
+    sequence.finish_reason = committed.finish_reason
+    return TargetResult(
+        header,
+        Committed(
+            committed.token_ids,
+            accepted.sources[:count],
+            num_draft_tokens=len(work.candidates),
+            draft_length=work.candidates.draft_length,
+            finish_reason=committed.finish_reason,
+            step_time=step_time,
+            batch_size=batch_size,
+        ),
+    )
+
+
+def draw_positions(length: int, candidates: CandidateTree) -> list[int]:
+    """Where the target's token behind the log, and behind each candidate, would stand in the log."""
+    return [length, *(length + 1 + depth for depth in candidates.depths)]
+

@@ -181,9 +181,7 @@ class TableModel:
     def _first(self, sequence: TableSequence) -> int:
         return self._store.read(sequence, 0, 1)[0]
 
-    def _with_faults(
-        self, logits: npt.NDArray[np.float32], first: int, position: int
-    ) -> npt.NDArray[np.float32]:
+    def _with_faults(self, logits: npt.NDArray[np.float32], first: int, position: int) -> npt.NDArray[np.float32]:
         for fault in self.faults:
             if fault.marker != first or position < fault.from_length:
                 continue

@@ -1,0 +1,57 @@
+"""`TableDrafter`: a drafter with a law of its own, near the target's by a set amount; the sampling is the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specdec.candidates import EMPTY, ROOT, CandidateTree
+from specdec.drafter import DraftJob
+from specdec.sampling import perturbed, process_logits
+from tools.table_law import TableLaw
+
+
+class TableDrafter:
+    """Its logits are the target's, mixed with those of another law.
+
+    likeness: weight of the target's logits; 1 proposes what the target says, 0 knows nothing of it.
+    """
+
+    def __init__(self, target: TableLaw, likeness: float = 0.8, *, context_length: int = 0) -> None:
+        self.name = "table"
+        self.context_length = context_length
+        self._target = target
+        self._other = TableLaw(target.vocabulary_size, target.order, target.sharpness, target.salt + " drafter")
+        self._likeness = likeness
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+        return [self._tree(job) for job in jobs]
+
+    def release(self, sequence_id: str) -> None:
+        """Holds nothing per sequence."""
+
+    def _tree(self, job: DraftJob) -> CandidateTree:
+        if self.context_length and len(job.log) >= self.context_length:
+            return EMPTY
+        tokens = list(job.log.token_ids)
+        token_ids: list[int] = []
+        parents: list[int] = []
+        node = ROOT
+        for _ in range(job.draft_length):
+            siblings = self._siblings(tokens, job)
+            parents += [node] * len(siblings)
+            node = len(token_ids)
+            token_ids += siblings
+            tokens.append(siblings[0])
+        return CandidateTree(tuple(token_ids), tuple(parents))
+
+    def _siblings(self, tokens: Sequence[int], job: DraftJob) -> list[int]:
+        """The likeliest children under the shared noise, best first."""
+        mixed = self._likeness * self._target.logits(tokens) + (1 - self._likeness) * self._other.logits(tokens)
+        logits = torch.from_numpy(mixed).unsqueeze(0)
+        if job.sampling.temperature == 0.0:
+            scores = logits[0]
+        else:
+            scores = perturbed(process_logits(logits, job.sampling)[0], job.sampling.seed, len(tokens))
+        return [int(token_id) for token_id in scores.topk(min(job.width, scores.numel())).indices]

@@ -1,0 +1,267 @@
+"""Values shared by all worker streams, to and from the wire. `codec_{target,draft,control}` build on it.
+
+Decoding trusts nothing: a field that is missing or out of range raises `InvalidMessage`, which names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from outrider.v1 import types_pb2 as pb
+from specdec.candidates import CandidateTree, InvalidCandidates
+from specdec.commit import FinishReason, TokenSource
+from specdec.digest import DIGEST_BYTES
+from specdec.messages import (
+    Epoch,
+    Failure,
+    Header,
+    NeedTokens,
+    Refusal,
+    RefusalReason,
+    Role,
+)
+from specdec.params import SamplingParams, StopConditions
+
+TOKEN_ID_LIMIT = 2**31
+"""Token ids are below it. What a vocabulary really holds is the worker's to check."""
+
+MAX_SEQUENCE_ID_BYTES = 256
+
+MAX_DURATION = 315_576_000_000.0
+"""Seconds that a protobuf Duration holds at most."""
+
+
+class InvalidMessage(ValueError):
+    """A message from the wire breaks the contract. `field` is its path in the item, e.g. `header.prefix_digest`."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_SOURCES = {
+    TokenSource.ACCEPTED: pb.TOKEN_SOURCE_ACCEPTED,
+    TokenSource.CORRECTION: pb.TOKEN_SOURCE_CORRECTION,
+    TokenSource.BONUS: pb.TOKEN_SOURCE_BONUS,
+    TokenSource.PLAIN: pb.TOKEN_SOURCE_PLAIN,
+}
+_REASONS = {
+    RefusalReason.EPOCH: pb.REFUSAL_REASON_EPOCH,
+    RefusalReason.UNKNOWN_SEQUENCE: pb.REFUSAL_REASON_UNKNOWN_SEQUENCE,
+    RefusalReason.INVALID: pb.REFUSAL_REASON_INVALID,
+    RefusalReason.CAPACITY: pb.REFUSAL_REASON_CAPACITY,
+    RefusalReason.DRAINING: pb.REFUSAL_REASON_DRAINING,
+}
+_ROLES = {Role.TARGET: pb.WORKER_ROLE_TARGET, Role.DRAFT: pb.WORKER_ROLE_DRAFT}
+
+_FINISH_REASONS_BACK = {wire: reason for reason, wire in _FINISH_REASONS.items()}
+_SOURCES_BACK = {wire: source for source, wire in _SOURCES.items()}
+_REASONS_BACK = {wire: reason for reason, wire in _REASONS.items()}
+_ROLES_BACK = {wire: role for role, wire in _ROLES.items()}
+
+
+def require(message: Message, field: str, path: str) -> None:
+    """Raises `InvalidMessage` unless the sub-message `field` is present."""
+    if not message.HasField(field):
+        raise InvalidMessage(f"{path}.{field}", "is missing")
+
+
+def encode_duration(seconds: float) -> Duration:
+    """Nanosecond resolution. Raises ValueError unless finite and within what a Duration holds."""
+    if not math.isfinite(seconds) or abs(seconds) > MAX_DURATION:
+        raise ValueError(f"a duration of {seconds} s cannot be sent")
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def decode_duration(duration: Duration, field: str, *, allow_negative: bool = False) -> float:
+    """Seconds; an absent duration is 0."""
+    if not -MAX_DURATION <= duration.seconds <= MAX_DURATION or not -(10**9) < duration.nanos < 10**9:
+        raise InvalidMessage(field, "is no duration")
+    seconds = (duration.seconds * 10**9 + duration.nanos) / 1e9
+    if seconds < 0 and not allow_negative:
+        raise InvalidMessage(field, f"is {seconds:g} s, must be 0 or more")
+    return seconds
+
+
+def decode_digest(digest: bytes, field: str) -> bytes:
+    if len(digest) != DIGEST_BYTES:
+        raise InvalidMessage(field, f"has {len(digest)} bytes, must have {DIGEST_BYTES}")
+    return digest
+
+
+def decode_token_ids(token_ids: Sequence[int], field: str) -> tuple[int, ...]:
+    ids = tuple(token_ids)
+    if ids and max(ids) >= TOKEN_ID_LIMIT:
+        raise InvalidMessage(field, f"holds {max(ids)}, must be below {TOKEN_ID_LIMIT}")
+    return ids
+
+
+def encode_epoch(epoch: Epoch) -> pb.Epoch:
+    return pb.Epoch(number=epoch.number, owner=epoch.owner)
+
+
+def decode_epoch(epoch: pb.Epoch) -> Epoch:
+    return Epoch(epoch.number, epoch.owner)
+
+
+def encode_header(header: Header) -> pb.ItemHeader:
+    message = pb.ItemHeader(
+        sequence_id=header.sequence_id,
+        epoch=encode_epoch(header.epoch),
+        base_length=header.base_length,
+        prefix_digest=header.prefix_digest,
+    )
+    if header.traceparent or header.tracestate:
+        message.trace_context.traceparent = header.traceparent
+        message.trace_context.tracestate = header.tracestate
+    if header.time_remaining is not None:
+        message.time_remaining.CopyFrom(encode_duration(header.time_remaining))
+    return message
+
+
+def decode_header(header: pb.ItemHeader) -> Header:
+    """A negative `time_remaining` is legal: the deadline passed on the way."""
+    if not header.sequence_id:
+        raise InvalidMessage("header.sequence_id", "is missing")
+    if len(header.sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
+        raise InvalidMessage("header.sequence_id", f"has more than {MAX_SEQUENCE_ID_BYTES} bytes")
+    require(header, "epoch", "header")
+    digest = decode_digest(header.prefix_digest, "header.prefix_digest")
+    remaining = None
+    if header.HasField("time_remaining"):
+        remaining = decode_duration(header.time_remaining, "header.time_remaining", allow_negative=True)
+    return Header(
+        sequence_id=header.sequence_id,
+        epoch=decode_epoch(header.epoch),
+        base_length=header.base_length,
+        prefix_digest=digest,
+        traceparent=header.trace_context.traceparent,
+        tracestate=header.trace_context.tracestate,
+        time_remaining=remaining,
+    )
+
+
+def salvage_header(header: pb.ItemHeader) -> Header | None:
+    """What is left of the header of a broken item, to answer it with; None if it does not even name its sequence."""
+    if not header.sequence_id or len(header.sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
+        return None
+    whole = len(header.prefix_digest) == DIGEST_BYTES
+    digest = header.prefix_digest if whole else bytes(DIGEST_BYTES)
+    return Header(header.sequence_id, decode_epoch(header.epoch), header.base_length, digest)
+
+
+def encode_candidates(tree: CandidateTree) -> pb.CandidateTree:
+    return pb.CandidateTree(token_ids=tree.token_ids, parents=tree.parents)
+
+
+def decode_candidates(message: pb.CandidateTree, field: str) -> CandidateTree:
+    tree = CandidateTree(tuple(message.token_ids), tuple(message.parents))
+    try:
+        tree.validate(TOKEN_ID_LIMIT)
+    except InvalidCandidates as error:
+        raise InvalidMessage(field, str(error)) from error
+    return tree
+
+
+def encode_sampling(sampling: SamplingParams) -> pb.SamplingParameters:
+    return pb.SamplingParameters(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+    )
+
+
+def decode_sampling(message: pb.SamplingParameters, field: str) -> SamplingParams:
+    sampling = SamplingParams(message.temperature, message.top_k, message.top_p, message.min_p, message.seed)
+    try:
+        sampling.validate()
+    except ValueError as error:
+        raise InvalidMessage(field, str(error)) from error
+    return sampling
+
+
+def encode_stop(stop: StopConditions) -> pb.StopConditions:
+    return pb.StopConditions(
+        prompt_length=stop.prompt_length,
+        max_length=stop.max_length,
+        min_length=stop.min_length,
+        stop_token_ids=sorted(stop.stop_token_ids),
+    )
+
+
+def decode_stop(message: pb.StopConditions, field: str) -> StopConditions:
+    if message.max_length < message.prompt_length:
+        problem = f"is {message.max_length}, must be at least prompt_length ({message.prompt_length})"
+        raise InvalidMessage(f"{field}.max_length", problem)
+    ids = decode_token_ids(message.stop_token_ids, f"{field}.stop_token_ids")
+    return StopConditions(message.prompt_length, message.max_length, message.min_length, frozenset(ids))
+
+
+def encode_sources(sources: Iterable[TokenSource]) -> list[pb.TokenSource.ValueType]:
+    return [_SOURCES[source] for source in sources]
+
+
+def decode_sources(sources: Sequence[pb.TokenSource.ValueType], field: str) -> tuple[TokenSource, ...]:
+    decoded = []
+    for i, source in enumerate(sources):
+        if source not in _SOURCES_BACK:
+            raise InvalidMessage(f"{field}[{i}]", f"is {source}, which is no source of a token")
+        decoded.append(_SOURCES_BACK[source])
+    return tuple(decoded)
+
+
+def encode_finish_reason(reason: FinishReason | None) -> pb.FinishReason.ValueType:
+    return pb.FINISH_REASON_UNSPECIFIED if reason is None else _FINISH_REASONS[reason]
+
+
+def decode_finish_reason(reason: pb.FinishReason.ValueType, field: str) -> FinishReason | None:
+    """None: not finished."""
+    if reason == pb.FINISH_REASON_UNSPECIFIED:
+        return None
+    if reason not in _FINISH_REASONS_BACK:
+        raise InvalidMessage(field, f"is {reason}, which is no reason to finish")
+    return _FINISH_REASONS_BACK[reason]
+
+
+def encode_role(role: Role) -> pb.WorkerRole.ValueType:
+    return _ROLES[role]
+
+
+def decode_role(role: pb.WorkerRole.ValueType, field: str) -> Role:
+    if role not in _ROLES_BACK:
+        raise InvalidMessage(field, f"is {role}, which is no role")
+    return _ROLES_BACK[role]
+
+
+def encode_refusal(refusal: Refusal) -> pb.Refusal:
+    message = pb.Refusal(reason=_REASONS[refusal.reason], message=refusal.message)
+    if refusal.held_epoch is not None:
+        message.held_epoch.CopyFrom(encode_epoch(refusal.held_epoch))
+    return message
+
+
+def decode_refusal(message: pb.Refusal, field: str) -> Refusal:
+    if message.reason not in _REASONS_BACK:
+        raise InvalidMessage(f"{field}.reason", f"is {message.reason}, which is no reason to refuse")
+    held = decode_epoch(message.held_epoch) if message.HasField("held_epoch") else None
+    return Refusal(_REASONS_BACK[message.reason], message.message, held)
+
+
+def encode_failure(failure: Failure) -> pb.Failure:
+    return pb.Failure(message=failure.message)
+
+
+def encode_need_tokens(need: NeedTokens) -> pb.NeedTokens:
+    return pb.NeedTokens(have_length=need.have_length)

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from specdec.engine.model import LanguageModel
+from specdec.mailbox import Mailbox
 from specdec.messages import Committed, Failure, Identity, Load, TargetItem, TargetResult
 from target_worker.batch import Selector
 from target_worker.config import TargetConfig
@@ -34,12 +35,7 @@ class TargetWorker:
         self._load = Load(kv_blocks_total=model.blocks_total)
         self._intake = Intake(config, model, self._load)
         self._selector = Selector(config, model)
-        self._wake = threading.Condition()
-        self._inbox: list[tuple[int, TargetItem]] = []
-        self._detached: list[int] = []
-        self._sessions: dict[int, Deliver] = {}
-        self._next_session = 0
-        self._stopping = False
+        self._mailbox: Mailbox[TargetItem, TargetResult] = Mailbox()
         self._thread = threading.Thread(target=self._run, name="target-worker", daemon=True)
 
     def start(self) -> None:
@@ -47,30 +43,20 @@ class TargetWorker:
 
     def stop(self) -> None:
         """Ends the loop after the running forward and joins its thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._mailbox.stop()
         self._thread.join()
 
     def attach(self, deliver: Deliver) -> int:
         """A scheduler's stream opened; returns the session that its items are submitted under."""
-        with self._wake:
-            self._next_session += 1
-            self._sessions[self._next_session] = deliver
-            return self._next_session
+        return self._mailbox.attach(deliver)
 
     def submit(self, session: int, items: Sequence[TargetItem]) -> None:
         """Queues items; never blocks."""
-        with self._wake:
-            self._inbox += [(session, item) for item in items]
-            self._wake.notify()
+        self._mailbox.submit(session, items)
 
     def detach(self, session: int) -> None:
         """The stream ended: what it had open is released."""
-        with self._wake:
-            self._sessions.pop(session, None)
-            self._detached.append(session)
-            self._wake.notify()
+        self._mailbox.detach(session)
 
     def drain(self) -> None:
         """Takes no new sequences; running ones go on."""
@@ -83,10 +69,10 @@ class TargetWorker:
     @property
     def busy(self) -> bool:
         """Sequences are open or messages wait."""
-        return bool(self._inbox or self._load.sequences)
+        return self._mailbox.waiting or bool(self._load.sequences)
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._mailbox.stopped:
             outgoing: dict[int, list[TargetResult]] = defaultdict(list)
             self._receive(outgoing)
             now = time.monotonic()
@@ -96,18 +82,16 @@ class TargetWorker:
             else:
                 self._fail_starved(now, outgoing)
             self._count()
-            self._send(outgoing)
+            self._mailbox.send(outgoing)
             if not batch:
                 self._wait()
 
     def _receive(self, outgoing: dict[int, list[TargetResult]]) -> None:
-        with self._wake:
-            inbox, self._inbox = self._inbox, []
-            detached, self._detached = self._detached, []
+        items, closed = self._mailbox.take()
         now = time.monotonic()
-        for session, item in inbox:
+        for session, item in items:
             outgoing[session] += self._intake.take(session, item, now)
-        for session in detached:
+        for session in closed:
             for sequence in [s for s in self._intake.sequences.values() if s.session == session]:
                 self._intake.release(sequence.sequence_id)
 
@@ -137,17 +121,9 @@ class TargetWorker:
         self._load.sequences = len(self._intake.sequences)
         self._load.kv_blocks_used = self._model.blocks_used
 
-    def _send(self, outgoing: dict[int, list[TargetResult]]) -> None:
-        for session, results in outgoing.items():
-            deliver = self._sessions.get(session)
-            if deliver is not None and results:
-                deliver(results)
-
     def _wait(self) -> None:
         """Until a message comes, or a grant's patience ends."""
         waiting = [s.plain_step_at() for s in self._intake.sequences.values() if not s.finished]
         wake_at = min(waiting, default=math.inf)
         timeout = None if wake_at == math.inf else max(wake_at - time.monotonic(), 0.0)
-        with self._wake:
-            if not (self._inbox or self._detached or self._stopping):
-                self._wake.wait(timeout)
+        self._mailbox.wait(timeout)

@@ -3,17 +3,16 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-MODEL ?= smollm2-135m
-DRAFTER ?= ngram
 ARGS ?=
 
-ifeq ($(PAIR),qwen-coder)
-MODEL := qwen2.5-coder-1.5b
-DRAFTER := qwen2.5-coder-0.5b
-endif
-
 # The command line of `make run` and `make demo`, in one place.
-UP = $(VENV)/bin/outrider up --model $(MODEL) --drafter $(DRAFTER) --grpc-port 0
+ifeq ($(PAIR),qwen-coder)
+UP = $(VENV)/bin/outrider up --grpc-port 0 --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b
+else ifeq ($(PAIR),)
+UP = $(VENV)/bin/outrider up --grpc-port 0 --model smollm2-135m --drafter ngram
+else
+$(error PAIR is "$(PAIR)", must be qwen-coder or absent)
+endif
 
 PACKAGES := outrider specdec draft_worker target_worker scheduler services
 GENERATE = $(PY) -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) --mypy_out=$(1) \
@@ -86,7 +85,7 @@ $(PY):
 
 # Only `.[all]`: what running needs.
 $(VENV)/.runtime: pyproject.toml constraints.txt $(if $(TORCH),always) | $(PY)
-	@$(PY) -m pip install --quiet --upgrade pip setuptools
+	@$(PY) -m pip install -qq --upgrade pip setuptools
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 ifneq ($(TORCH),)
 	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install '$(TORCH)'
@@ -94,13 +93,13 @@ ifneq ($(TORCH),)
 endif
 	@if [ -f $(VENV)/torch.txt ]; then cat $(VENV)/torch.txt; else grep '^torch==' constraints.txt; fi >> $(VENV)/constraints.txt
 	@$(PY) -c "$$SAY_SIZE"
-	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet --no-build-isolation --editable '.[all]'
+	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install -qq --no-build-isolation --editable '.[all]'
 	@touch $@
 
 # The tools on top.
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo 'Installing the development tools: about 130 MB to download.'
-	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install -qq --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 .PHONY: always

@@ -1,0 +1,31 @@
+"""What every test shares: threads set before torch is imported, the real model, and its marker."""
+
+from __future__ import annotations
+
+import os
+
+# Read once, when torch is imported: a spinning test runner would starve the workers that a test starts.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+# The core's own lines would mix with what a test reads from stderr.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the real model is marked so: `-m "not model"` then needs no download."""
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            item.add_marker("model")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of SmolLM2-135M-Instruct; fetched and converted when absent (93 MB, about half a minute)."""
+    from services import models
+
+    return models.resolve("smollm2-135m")

@@ -56,6 +56,13 @@ def test_logits_have_the_shape_and_type_that_the_seam_promises(make_model: MakeM
     assert logits.dtype == torch.float32
 
 
+def test_a_prefill_chunk_may_want_no_logits(make_model: MakeModel) -> None:
+    model = make_model(None)
+    model.open("a", new_log(PROMPT))
+    assert run(model, "a", PROMPT[:-1], num_logits=0).shape == (0, model.vocabulary_size)
+    assert torch.equal(run(model, "a", PROMPT[-1:]), fresh_logits(make_model, PROMPT))
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 16, 21])
 def test_chunked_prefill_gives_the_bits_of_whole_prefill(make_model: MakeModel, chunk: int) -> None:
     model = make_model(None)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.params import SamplingParams
+from specdec.drafter import DraftJob
+from specdec.params import SamplingParams, StopConditions
 from specdec.sampling import draw
 from tools.table_law import TableLaw
 
-Continuation = Callable[[Sequence[int], SamplingParams, int], list[int]]
-"""(log, sampling, count) -> the target's next tokens, at most `count`; fewer where it is not known."""
+Continuation = Callable[[DraftJob], list[int]]
+"""The target's next tokens behind the job's log, `draft_length` of them; fewer where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,8 @@ class LawContinuation:
 
     law: TableLaw
 
-    def __call__(self, token_ids: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
-        log = list(token_ids)
-        for _ in range(count):
-            logits = torch.tensor(self.law.logits(log)).unsqueeze(0)
-            log += draw(logits, sampling, [len(log)])
-        return log[len(token_ids) :]
+    def __call__(self, job: DraftJob) -> list[int]:
+        return plain_output(self.law, job.log.token_ids, job.sampling, job.draft_length, job.stop)
 
 
 class KnownContinuation:
@@ -35,9 +32,20 @@ class KnownContinuation:
     def __init__(self, outputs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
         self._logs = [(len(prompt), [*prompt, *output]) for prompt, output in outputs]
 
-    def __call__(self, token_ids: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
-        length = len(token_ids)
+    def __call__(self, job: DraftJob) -> list[int]:
+        length = len(job.log)
         for prompt_length, log in self._logs:
-            if prompt_length <= length and log[:length] == list(token_ids):
-                return log[length : length + count]
+            if prompt_length <= length and log[:length] == job.log.token_ids:
+                return log[length : length + job.draft_length]
         return []
+
+
+def plain_output(
+    law: TableLaw, prompt: Sequence[int], sampling: SamplingParams, count: int, stop: StopConditions | None = None
+) -> list[int]:
+    """`count` tokens of the target behind `prompt`, drawn one by one from the law alone; stops are not applied."""
+    log = list(prompt)
+    for _ in range(count):
+        logits = torch.tensor(law.logits(log)).unsqueeze(0)
+        log += draw(logits, sampling, [len(log)], stop)
+    return log[len(prompt) :]

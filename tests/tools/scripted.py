@@ -147,7 +147,7 @@ class ScriptedDrafter:
     def _one(self, job: DraftJob) -> CandidateTree:
         if self.context_length and len(job.log) >= self.context_length:
             return EMPTY
-        return self.script(job, self._continuation(job.log.token_ids, job.sampling, job.draft_length))
+        return self.script(job, self._continuation(job))
 
 
 class FailingDrafter:

@@ -155,7 +155,7 @@ class TableModel:
         rows, parents = len(segment.token_ids), segment.parents
         if parents is not None and (len(parents) != rows or any(not ROOT <= p < i for i, p in enumerate(parents))):
             raise ValueError(f"parents {parents} are no tree over {rows} rows")
-        if not 0 < segment.num_logits <= rows:
+        if not rows or not 0 <= segment.num_logits <= rows:
             raise ValueError(f"num_logits {segment.num_logits} of {rows} rows")
         for token_id in segment.token_ids:
             if not 0 <= token_id < self.vocabulary_size:
@@ -166,7 +166,10 @@ class TableModel:
         self._store.write(sequence, segment.token_ids)
         sequence.parents = segment.parents or tuple(range(-1, len(segment.token_ids) - 1))
         rows = range(len(segment.token_ids) - segment.num_logits, len(segment.token_ids))
-        return torch.from_numpy(np.stack([self._row(sequence, segment, row) for row in rows]))
+        logits = np.empty((len(rows), self.vocabulary_size), np.float32)
+        for i, row in enumerate(rows):
+            logits[i] = self._row(sequence, segment, row)
+        return torch.from_numpy(logits)
 
     def _row(self, sequence: TableSequence, segment: Segment, row: int) -> npt.NDArray[np.float32]:
         path = _path(segment, row)

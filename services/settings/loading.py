@@ -75,10 +75,16 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
     return {name: section or {} for name, section in content.items()}
 
 
-def load(kind: type[Settings], path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Loaded[Settings]:
+def load(
+    kind: type[Settings],
+    path: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    without_common: frozenset[str] = frozenset(),
+) -> Loaded[Settings]:
     """Effective settings of one role. `flags`: those given on the command line (None: not given).
 
-    `OUTRIDER_<ROLE>_<FIELD>` comes before `OUTRIDER_<FIELD>`. Raises SettingsError.
+    `OUTRIDER_<ROLE>_<FIELD>` comes before `OUTRIDER_<FIELD>`; fields in `without_common` are not read from the latter.
+    Raises SettingsError.
     """
     values: dict[str, Any] = {}
     sources = dict.fromkeys(kind.model_fields, "default")
@@ -94,6 +100,8 @@ def load(kind: type[Settings], path: Path | None = None, flags: Mapping[str, Any
     take(section, Origin.FILE, dict.fromkeys(section, f"file {path}"))
     for prefix in (ENV_PREFIX, f"{ENV_PREFIX}{kind.section.upper()}_"):
         found = EnvSettingsSource(kind, env_prefix=prefix)()
+        if prefix == ENV_PREFIX:
+            found = {field: value for field, value in found.items() if field not in without_common}
         take(found, Origin.ENVIRONMENT, {field: f"environment {prefix}{field.upper()}" for field in found})
     given = {field: value for field, value in (flags or {}).items() if value is not None}
     take(given, Origin.FLAG, {field: f"flag {flag_name(field)}" for field in given})

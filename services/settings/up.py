@@ -29,6 +29,12 @@ class UpSettings(RoleSettings):
     )
     grpc_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the public gRPC API.")
     grpc_port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="Port of the public gRPC API; 0: a free one.")
+    target_command: str | None = Field(
+        None,
+        min_length=1,
+        description="Command to run as target worker; {config} stands for its settings file, {listen} for its address.",
+    )
+    draft_command: str | None = Field(None, min_length=1, description="The same for draft workers.")
     start_timeout: float = Field(600.0, gt=0, le=86400, description="Seconds that the start may take.")
 
     @property

@@ -1,0 +1,225 @@
+"""What `outrider up` starts: from its settings to one command, settings file and environment per process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import SecretStr
+
+from services.child import ChildSpec
+from services.logs import LAUNCHED_VARIABLE
+from services.settings import DraftSettings, SchedulerSettings, ServingSettings, TargetSettings, UpSettings, load
+from services.settings.kinds import MAX_SOCKET_PATH
+from services.settings.loading import ENV_PREFIX, Loaded
+from services.start_error import ExitCode, StartError
+
+SCHEDULER = "scheduler"
+_LONGEST_SOCKET = "target-64.sock"
+_KEPT_VARIABLES = ("OUTRIDER_HOME",)
+_OF_UP = frozenset(UpSettings.model_fields) | {"drafters", "listen", "advertise", "worker_id", "scheduler_id"}
+"""Without the name of a role, these variables speak of the deployment, not of one worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOverrides:
+    """What each role's own section of the file and of the environment says."""
+
+    scheduler: Loaded[SchedulerSettings]
+    target: Loaded[TargetSettings]
+    draft: Loaded[DraftSettings]
+
+    @classmethod
+    def read(cls, path: Path | None) -> RoleOverrides:
+        """Raises SettingsError."""
+        return cls(
+            load(SchedulerSettings, path, without_common=_OF_UP),
+            load(TargetSettings, path, without_common=_OF_UP),
+            load(DraftSettings, path, without_common=_OF_UP),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """folder: private; holds settings files and sockets. target_model, draft_model: as named by the user."""
+
+    folder: Path
+    scheduler: SchedulerSettings
+    targets: tuple[TargetSettings, ...]
+    drafts: tuple[DraftSettings, ...]
+    target_command: str | None = None
+    draft_command: str | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.scheduler.grpc_host}:{self.scheduler.grpc_port}"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that must be on disk before the workers start."""
+        names = [] if self.target_command else [target.model for target in self.targets]
+        if not self.draft_command:
+            names += [draft.model for draft in self.drafts if draft.model is not None and draft.drafter == "model"]
+        return tuple(dict.fromkeys(names))
+
+    def children(self) -> tuple[ChildSpec, ...]:
+        """Writes the settings files and says what to start."""
+        specs = [self._child(SCHEDULER, self.scheduler, None)]
+        specs += [self._child(target.worker_id, target, self.target_command) for target in self.targets]
+        specs += [self._child(draft.worker_id, draft, self.draft_command) for draft in self.drafts]
+        return tuple(specs)
+
+    def _child(self, name: str, settings: ServingSettings, command: str | None) -> ChildSpec:
+        config = self.folder / f"{name}.yaml"
+        write_settings(config, settings)
+        listen = getattr(settings, "listen", "")
+        if command is None:
+            words = [sys.executable, "-m", "services.cli.main", settings.section, "--config", str(config)]
+        else:
+            words = [word.replace("{config}", str(config)).replace("{listen}", listen) for word in shlex.split(command)]
+        return ChildSpec(name, tuple(words), child_environment(settings))
+
+
+def private_folder() -> Path:
+    """A new folder of mode 700 in which socket paths are short enough. Raises StartError."""
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
+        except OSError as error:
+            raise StartError(f"cannot make a folder in {parent} ({error.strerror}): set TMPDIR") from error
+        if len(os.fsencode(folder / _LONGEST_SOCKET)) < MAX_SOCKET_PATH:
+            return folder
+        folder.rmdir()
+    raise StartError(f"the temporary folder {tempfile.gettempdir()} is too long for sockets: set TMPDIR")
+
+
+def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, grpc_port: int) -> Deployment:
+    """Settings of every process. grpc_port: free, never 0. Raises StartError if they contradict each other."""
+    shared = _shared(roles, folder)
+    targets = _targets(up, roles, folder, shared)
+    drafts = _drafts(up, roles, folder, shared)
+    scheduler = roles.scheduler.settings
+    return Deployment(
+        folder=folder,
+        scheduler=scheduler.model_copy(
+            update={
+                **shared,
+                "log_level": up.settings.log_level,
+                "redis_url": roles.scheduler.settings.redis_url,
+                "redis_socket": folder / "redis.sock",
+                "grpc_host": _grpc_host(up, roles),
+                "grpc_port": grpc_port,
+                "targets": (*(worker.listen for worker in targets), *scheduler.targets),
+                "drafters": (*(worker.listen for worker in drafts), *scheduler.drafters),
+            }
+        ),
+        targets=targets,
+        drafts=drafts,
+        target_command=up.settings.target_command,
+        draft_command=up.settings.draft_command,
+    )
+
+
+def requested_address(up: Loaded[UpSettings], roles: RoleOverrides) -> tuple[str, int]:
+    """Host and port of the public API as configured; port 0: any free one."""
+    if not up.given("grpc_port") and roles.scheduler.given("grpc_port"):
+        return _grpc_host(up, roles), roles.scheduler.settings.grpc_port
+    return _grpc_host(up, roles), up.settings.grpc_port
+
+
+def write_settings(path: Path, settings: ServingSettings) -> None:
+    """A settings file that its owner alone can read: it may hold the secret."""
+    values: dict[str, Any] = {}
+    for field in type(settings).model_fields:
+        value = getattr(settings, field)
+        if isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        elif isinstance(value, Path):
+            value = str(value)
+        values[field] = list(value) if isinstance(value, tuple) else value
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        yaml.safe_dump({settings.section: values}, file)
+
+
+def child_environment(settings: ServingSettings, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours without settings (those are in the file), with what must be set before torch and grpc are imported."""
+    ours = os.environ if inherited is None else inherited
+    environment = {
+        name: value for name, value in ours.items() if not name.startswith(ENV_PREFIX) or name in _KEPT_VARIABLES
+    }
+    environment |= {LAUNCHED_VARIABLE: "1", "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
+    environment.setdefault("GRPC_VERBOSITY", "NONE")
+    threads = getattr(settings, "threads", None)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment
+
+
+def _shared(roles: RoleOverrides, folder: Path) -> dict[str, Any]:
+    """One secret, and one Redis, for all of them."""
+    scheduler = roles.scheduler.settings
+    return {
+        "secret": scheduler.secret if scheduler.secret_bytes else SecretStr(secrets.token_hex(32)),
+        "redis_url": scheduler.redis_url or f"unix://{folder / 'redis.sock'}",
+        "log_dir": None,
+    }
+
+
+def _grpc_host(up: Loaded[UpSettings], roles: RoleOverrides) -> str:
+    if not up.given("grpc_host") and roles.scheduler.given("grpc_host"):
+        return roles.scheduler.settings.grpc_host
+    return up.settings.grpc_host
+
+
+def _targets(
+    up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, shared: Mapping[str, Any]
+) -> tuple[TargetSettings, ...]:
+    own = roles.target.settings
+    model = own.model if roles.target.given("model") and not up.given("model") else up.settings.model
+    update = {**shared, **_worker_update(up, roles.target), "model": model}
+    return tuple(own.model_copy(update={**update, **_place(folder, "target", i)}) for i in range(up.settings.targets))
+
+
+def _drafts(
+    up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, shared: Mapping[str, Any]
+) -> tuple[DraftSettings, ...]:
+    own = roles.draft.settings
+    model = up.settings.draft_model or own.model
+    kind = up.settings.drafter_kind
+    if up.settings.drafter is None and not up.settings.draft_model and roles.draft.given("drafter"):
+        kind = own.drafter
+    if kind == "model" and model is None and not up.settings.draft_command:
+        raise StartError("drafter `model` needs a model: name it with --draft-model", ExitCode.WRONG_USE)
+    update = {**shared, **_worker_update(up, roles.draft), "drafter": kind, "model": model if kind == "model" else None}
+    return tuple(own.model_copy(update={**update, **_place(folder, "draft", i)}) for i in range(up.settings.drafts))
+
+
+def _place(folder: Path, role: str, index: int) -> dict[str, Any]:
+    name = f"{role}-{index + 1}"
+    return {"worker_id": name, "listen": f"unix:{folder / name}.sock", "advertise": None}
+
+
+def _worker_update(up: Loaded[UpSettings], role: Loaded[TargetSettings] | Loaded[DraftSettings]) -> dict[str, Any]:
+    """dtype, threads and turns of one role.
+
+    Measured: several models on shared cores get most done one forward at a time on all cores, but when their threads
+    fit on the cores side by side they need no turns.
+    """
+    settings = up.settings
+    models = settings.targets + (settings.drafts if settings.drafter_kind == "model" else 0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = settings.threads or role.settings.threads or cores
+    update: dict[str, Any] = {"threads": threads, "log_level": settings.log_level}
+    if not role.given("cpu_turns"):
+        update["cpu_turns"] = models > 1 and models * threads > cores and role.settings.device == "cpu"
+    if settings.dtype is not None:
+        update["dtype"] = settings.dtype
+    return update

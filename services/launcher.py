@@ -1,0 +1,186 @@
+"""`outrider up`: starts a deployment on this machine, keeps it running, and ends it without leaving anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outrider.v1 import control_service_pb2 as control
+from services.deployment import SCHEDULER, Deployment
+from services.output import LAUNCHER, Output
+from services.start_error import ExitCode, StartError
+from services.status_probe import StatusProbe
+from services.supervisor import ChildFailed, Supervisor
+
+POLL_SECONDS = 0.1
+WORKER_SECONDS = 5.0
+"""What workers get to end: by then the scheduler has drained."""
+EXTRA_SECONDS = 2.0
+
+Session = Callable[[str], Awaitable[None]]
+"""What is done with a deployment that serves at this address; when it returns the deployment ends."""
+
+
+def free_port(host: str, port: int) -> int:
+    """`port` if nobody listens there, some free one if it is 0. Raises StartError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise StartError(f"grpc_host {host!r} is no address of this machine: {error.strerror}") from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as error:
+            raise StartError(
+                f"port {port} on {host} is taken ({os.strerror(error.errno or 0)}): choose another one with --grpc-port"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Interrupts:
+    """Ctrl-C, SIGTERM and SIGHUP: the first asks for a quiet end, the second for one at once."""
+
+    first: asyncio.Event
+    forced: bool = False
+
+    @contextmanager
+    def handled(self, force: Callable[[], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            if self.first.is_set():
+                self.forced = True
+                force()
+            self.first.set()
+
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in signals:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+class Launcher:
+    """One deployment's processes, from start to end."""
+
+    def __init__(self, deployment: Deployment, output: Output, start_timeout: float) -> None:
+        self.deployment = deployment
+        self._output = output
+        self._start_timeout = start_timeout
+        self._names = {worker.listen: worker.worker_id for worker in (*deployment.targets, *deployment.drafts)}
+        self._ready: set[str] = set()
+        self._started = time.monotonic()
+
+    async def run(self, session: Session | None = None) -> ExitCode:
+        """Until `session` is over, or without one until it is interrupted. Raises StartError if the start fails."""
+        supervisor = Supervisor(self.deployment.folder, self._output.line, self._output.say)
+        interrupts = Interrupts(asyncio.Event())
+        try:
+            with interrupts.handled(supervisor.kill):
+                try:
+                    await _first(self._serve(supervisor, session), interrupts.first)
+                finally:
+                    await self._stop(supervisor, interrupts.first.is_set())
+        finally:
+            supervisor.close()
+        if interrupts.forced or (interrupts.first.is_set() and session is not None):
+            return ExitCode.INTERRUPTED
+        return ExitCode.OK
+
+    async def _serve(self, supervisor: Supervisor, session: Session | None) -> None:
+        self._say_start()
+        supervisor.start(self.deployment.children())
+        await self._wait_ready(supervisor)
+        supervisor.settle()
+        address = self.deployment.address
+        self._output.say(LAUNCHER, f"ready at {address} after {self._elapsed()}")
+        if session is not None:
+            await session(address)
+        else:
+            await asyncio.Event().wait()
+
+    async def _wait_ready(self, supervisor: Supervisor) -> None:
+        settings = self.deployment.scheduler
+        tls_ca = (settings.tls_ca or settings.tls_cert) if settings.tls_cert else None
+        async with StatusProbe(self.deployment.address, settings.api_keys, tls_ca) as probe:
+            try:
+                async with asyncio.timeout(self._start_timeout):
+                    while not self._all_ready(await probe.ask()):
+                        await asyncio.wait([supervisor.failure], timeout=POLL_SECONDS)
+                        if supervisor.failure.done():
+                            supervisor.failure.result()
+            except ChildFailed as error:
+                raise StartError(error.complaint or str(error), _exit_code(error)) from None
+            except TimeoutError:
+                missing = ", ".join(sorted({SCHEDULER, *self._names.values()} - self._ready))
+                raise StartError(
+                    f"not ready after {self._start_timeout:g} s: {missing}; see the log, or raise --start-timeout"
+                ) from None
+
+    def _all_ready(self, status: control.GetStatusResponse | None) -> bool:
+        """Says what has become ready. Raises StartError if a worker of ours was refused."""
+        if status is None:
+            return False
+        self._mark_ready(SCHEDULER)
+        for worker in status.workers:
+            name = self._names.get(worker.address)
+            if name is None:
+                continue
+            if worker.state == control.WORKER_STATE_REFUSED:
+                raise StartError(f"{name} was refused: {worker.detail}")
+            if worker.state == control.WORKER_STATE_READY:
+                self._mark_ready(name)
+        return status.ready and self._ready >= set(self._names.values())
+
+    def _mark_ready(self, name: str) -> None:
+        if name not in self._ready:
+            self._ready.add(name)
+            self._output.say(name, f"ready after {self._elapsed()}")
+
+    def _say_start(self) -> None:
+        for target in self.deployment.targets:
+            self._output.say(target.worker_id, f"loading {target.model}")
+        for draft in self.deployment.drafts:
+            self._output.say(draft.worker_id, f"loading {draft.model or draft.drafter}")
+
+    async def _stop(self, supervisor: Supervisor, drain: bool) -> None:
+        seconds = self.deployment.scheduler.drain_timeout + EXTRA_SECONDS if drain else WORKER_SECONDS
+        if drain:
+            self._output.say(LAUNCHER, "draining; Ctrl-C again ends at once")
+        await supervisor.stop([((SCHEDULER,), seconds), (tuple(self._names.values()), WORKER_SECONDS)])
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._started:.1f} s"
+
+
+async def _first(work: Awaitable[None], event: asyncio.Event) -> None:
+    """Runs `work` until it is done or the event is set."""
+    task = asyncio.ensure_future(work)
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for one in (task, waiter):
+            one.cancel()
+        await asyncio.gather(task, waiter, return_exceptions=True)
+
+
+def _exit_code(error: ChildFailed) -> ExitCode:
+    """A worker that was given a wrong setting was given it by the user."""
+    return ExitCode.WRONG_USE if error.code == ExitCode.WRONG_USE else ExitCode.FAILED

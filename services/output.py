@@ -1,0 +1,51 @@
+"""Where the lines of a deployment go: to stderr with the role in front, and to one bounded file per role."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+from services.logs import bounded_file, role_prefix, use_colours
+
+LAUNCHER = "up"
+
+
+class Output:
+    """Thread-safe. A line is never mixed with another one."""
+
+    def __init__(self, log_dir: Path | None = None, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._colours = use_colours(self._stream)
+        self._log_dir = log_dir
+        self._files: dict[str, logging.handlers.RotatingFileHandler] = {}
+        self._lock = threading.Lock()
+
+    def line(self, name: str, line: str) -> None:
+        """A line as process `name` wrote it."""
+        with self._lock:
+            try:
+                print(role_prefix(name, self._colours) + line, file=self._stream, flush=True)
+            except (OSError, ValueError):
+                pass  # the terminal is gone; the files may still be read
+            if self._log_dir is not None:
+                self._file(self._log_dir, name).emit(logging.makeLogRecord({"msg": line}))
+
+    def say(self, name: str, message: str) -> None:
+        """A line of the launcher's own about process `name`."""
+        self.line(name, f"{time.strftime('%H:%M:%S')} {message}")
+
+    def close(self) -> None:
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self._log_dir = None
+
+    def _file(self, folder: Path, name: str) -> logging.handlers.RotatingFileHandler:
+        if name not in self._files:
+            self._files[name] = bounded_file(folder, name)
+        return self._files[name]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from specdec.candidates import CandidateTree
 from specdec.digest import root_digest
 from specdec.engine.model import LanguageModel, Segment

@@ -1,0 +1,21 @@
+"""Waiting for a condition instead of sleeping for a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, patience: float = 10.0) -> None:
+    """Returns as soon as `condition` holds. Raises TimeoutError that names `what` after `patience` seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    while True:
+        holds = condition()
+        if isinstance(holds, Awaitable):
+            holds = await holds
+        if holds:
+            return
+        if loop.time() > deadline:
+            raise TimeoutError(f"after {patience:g} s still not: {what}")
+        await asyncio.sleep(0.002)

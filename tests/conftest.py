@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+SMOLLM2 = "smollm2-135m"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses the real model is marked so: `-m "not model"` then needs no download."""
@@ -23,9 +25,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("model")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetches the real model before the first test, so that no test's timeout pays for a slow network."""
+    if not session.config.option.collectonly and any(item.get_closest_marker("model") for item in session.items):
+        from services import models
+
+        models.fetch(SMOLLM2)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """Folder of SmolLM2-135M-Instruct; fetched and converted when absent (93 MB, about half a minute)."""
+    """Folder of SmolLM2-135M-Instruct, fetched and converted where it was absent (93 MB, about half a minute)."""
     from services import models
 
-    return models.resolve("smollm2-135m")
+    return models.fetch(SMOLLM2)

@@ -18,7 +18,8 @@ from services.settings.base import RoleSettings
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
 SECTIONS = ("up", "scheduler", "target", "draft")
-_MASKED = ("secret", "api_keys")
+MASKED = ("secret", "api_keys")
+"""Settings that are never shown, and never given on a command line."""
 
 Settings = TypeVar("Settings", bound=RoleSettings)
 
@@ -113,7 +114,7 @@ def load(
 
 def shown(value: object, field: str) -> str:
     """A value as `config show` prints it: secrets are masked."""
-    if field in _MASKED:
+    if field in MASKED:
         plain = value.get_secret_value() if isinstance(value, SecretStr) else value
         return "********" if plain else ""
     if value is None:
@@ -138,5 +139,5 @@ def _first_line(error: ValidationError, sources: Mapping[str, str]) -> str:
     message = message[:1].lower() + message[1:]
     if not field:
         return message
-    value = "" if field in _MASKED else f" is {first['input']!r}"
+    value = "" if field in MASKED else f" is {first['input']!r}"
     return f"{field}{value} ({sources.get(field, 'unknown')}): {message.replace('input should', 'it must')}"

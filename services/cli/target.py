@@ -1,0 +1,18 @@
+"""`outrider target`: one target worker in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.cli.flags import Flags, settings_app
+from services.settings import TargetSettings, load
+
+
+def run(config: Path | None, flags: Flags) -> int:
+    settings = load(TargetSettings, config, flags).settings
+    from services.target_process import run_target
+
+    return run_target(settings)
+
+
+app = settings_app({TargetSettings: None}, "Run one target worker: the model that users ask for.", run)

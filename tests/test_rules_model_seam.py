@@ -24,7 +24,7 @@ def table_model(blocks: int | None) -> LanguageModel:
 MODELS: dict[str, MakeModel] = {"table": table_model}
 
 
-@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+@pytest.fixture(params=list(MODELS.values()), ids=list(MODELS))
 def make_model(request: pytest.FixtureRequest) -> MakeModel:
     maker: MakeModel = request.param
     return maker

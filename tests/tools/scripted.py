@@ -48,7 +48,7 @@ class RandomTree:
     seed: int = 0
 
     def __call__(self, job: DraftJob, continuation: Sequence[int]) -> CandidateTree:
-        rng = random.Random(f"{self.seed} {len(job.log)} {job.log.token_ids[-1]}")
+        rng = random.Random(f"{self.seed} {job.log.token_ids}")
         token_ids: list[int] = []
         parents: list[int] = []
         node = ROOT

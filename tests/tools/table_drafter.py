@@ -13,17 +13,17 @@ from tools.table_law import TableLaw
 
 
 class TableDrafter:
-    """Its logits are the target's, mixed with those of another law.
+    """Knows the target's logits behind some contexts, and behind the others has a law of its own.
 
-    likeness: weight of the target's logits; 1 proposes what the target says, 0 knows nothing of it.
+    agreement: share of the contexts that it knows, and so about the acceptance rate of its chains.
     """
 
-    def __init__(self, target: TableLaw, likeness: float = 0.8, *, context_length: int = 0) -> None:
+    def __init__(self, target: TableLaw, agreement: float = 0.8, *, context_length: int = 0) -> None:
         self.name = "table"
         self.context_length = context_length
         self._target = target
         self._other = TableLaw(target.vocabulary_size, target.order, target.sharpness, target.salt + " drafter")
-        self._likeness = likeness
+        self._agreement = agreement
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
         return [self._tree(job) for job in jobs]
@@ -48,8 +48,9 @@ class TableDrafter:
 
     def _siblings(self, tokens: Sequence[int], job: DraftJob) -> list[int]:
         """The likeliest children under the shared noise, best first."""
-        mixed = self._likeness * self._target.logits(tokens) + (1 - self._likeness) * self._other.logits(tokens)
-        logits = torch.from_numpy(mixed).unsqueeze(0)
+        own = self._other.logits(tokens)
+        known = float(own[0]) < self._agreement * self._other.sharpness
+        logits = torch.tensor(self._target.logits(tokens) if known else own).unsqueeze(0)
         if job.sampling.temperature == 0.0:
             scores = logits[0]
         else:

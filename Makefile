@@ -48,12 +48,11 @@ test: $(VENV)/.dev ## Run the tests (ARGS="-k name" selects)
 test-slow: $(VENV)/.dev ## Run all tests, the slow ones included
 	$(PY) -m pytest -m "slow or not slow" $(ARGS)
 
-check: $(VENV)/.dev check-protos ## Lint, formatting, types, import direction, protos
-	$(PY) -m ruff check
-	$(PY) -m ruff format --check
-	$(VENV)/bin/lint-imports
-	$(PY) -m mypy
-	$(VENV)/bin/buf lint
+check: $(VENV)/.dev ## Lint, formatting, types, import direction, protos: all of them, then fail if any did
+	@failed=; for check in "$(PY) -m ruff check" "$(PY) -m ruff format --check" $(VENV)/bin/lint-imports "$(PY) -m mypy" \
+	"$(VENV)/bin/buf lint" "$(MAKE) --no-print-directory check-protos"; do \
+	echo "== $$check"; $$check || failed="$$failed\n  $$check"; done; \
+	test -z "$$failed" || { printf "make check: failed:$$failed\n" >&2; exit 1; }
 
 protos: $(VENV)/.dev ## Regenerate outrider/v1 from protos/
 	$(call GENERATE,.)
@@ -98,7 +97,7 @@ endif
 
 # The tools on top.
 $(VENV)/.dev: $(VENV)/.runtime
-	@echo 'Installing the development tools: about 130 MB to download.'
+	@echo 'Installing the development tools: about 100 MB to download, 0.3 GB on disk.'
 	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install -qq --no-build-isolation --editable '.[dev]'
 	@touch $@
 
@@ -110,15 +109,15 @@ define SAY_SIZE
 import json, pathlib, subprocess, sys
 torch = pathlib.Path("$(VENV)/torch.txt")
 if torch.exists():
-    print(f"Keeping {torch.read_text().strip()}. Installing the rest: about 120 MB to download.")
+    print(f"Keeping {torch.read_text().strip()}. Installing the rest: about 95 MB to download.")
 else:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--report", "-", "torch"]
     report = json.loads(subprocess.run(pip, check=True, capture_output=True, text=True).stdout)["install"]
     needs = " ".join(report[0]["metadata"].get("requires_dist", [])) if report else ""
     if "nvidia" in needs or "cuda" in needs:
-        print("Installing torch with CUDA and the rest: about 3 GB to download, 7 GB on disk.")
+        print("Installing torch with CUDA and the rest: roughly 3 GB to download, 7 GB on disk.")
         print("For a CPU build, or your own: make setup TORCH=<requirement or wheel file>")
     else:
-        print("Installing torch for the CPU and the rest: about 320 MB to download, 1.4 GB on disk.")
+        print("Installing torch for the CPU and the rest: about 280 MB to download, 1.3 GB on disk.")
 endef
 export SAY_SIZE

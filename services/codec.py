@@ -6,7 +6,8 @@ Decoding trusts nothing: a field that is missing or out of range raises `Invalid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -25,6 +26,8 @@ from specdec.messages import (
     Role,
 )
 from specdec.params import SamplingParams, StopConditions
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 TOKEN_ID_LIMIT = 2**31
 """Token ids are below it. What a vocabulary really holds is the worker's to check."""
@@ -66,6 +69,21 @@ _FINISH_REASONS_BACK = {wire: reason for reason, wire in _FINISH_REASONS.items()
 _SOURCES_BACK = {wire: source for source, wire in _SOURCES.items()}
 _REASONS_BACK = {wire: reason for reason, wire in _REASONS.items()}
 _ROLES_BACK = {wire: role for role, wire in _ROLES.items()}
+
+
+def split(messages: Iterable[MessageT], max_bytes: int) -> Iterator[list[MessageT]]:
+    """Groups in order, each of about `max_bytes` at most; a larger single message is a group of its own."""
+    group: list[MessageT] = []
+    size = 0
+    for message in messages:
+        message_size = message.ByteSize()
+        if group and size + message_size > max_bytes:
+            yield group
+            group, size = [], 0
+        group.append(message)
+        size += message_size
+    if group:
+        yield group
 
 
 def require(message: Message, field: str, path: str) -> None:

@@ -17,6 +17,8 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.start_error import StartError
+
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Senders split what is larger than `channel.TARGET_MESSAGE_BYTES`, so only a single huge item comes near it."""
 
@@ -25,16 +27,16 @@ MAX_SOCKET_PATH_BYTES = 107
 HEALTH_SERVICES = ("startup", "readiness", "liveness")
 
 
-class PortInUse(Exception):
-    """Something else listens there. The message is one line; `address` is as it was configured."""
+class PortInUse(StartError):
+    """Something else listens there. `address` is as it was configured."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f"{address} is in use by another process")
         self.address = address
 
 
-class CannotListen(Exception):
-    """The address is not ours to listen on, or not an address. The message is one line."""
+class CannotListen(StartError):
+    """The address is not ours to listen on, or not an address; or a TLS file cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""`ControlService`: who a process is and how it does. One servicer for workers, one for the scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from outrider.v1 import control_service_pb2 as pb
+from outrider.v1 import control_service_pb2_grpc as pb_grpc
+from scheduler.scheduler import WorkerView
+from services import codec_control
+from services.codec import encode_duration
+from services.codec_control import SequenceView
+from specdec.messages import Identity, Load
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ControlService"].full_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ReportedWorker(Protocol):
+    identity: Identity
+
+    def load(self) -> Load: ...
+
+
+class ReportedScheduler(Protocol):
+    """The part of `Scheduler` that a status is made of."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    async def workers(self) -> Sequence[WorkerView]: ...
+
+    def active_sequences(self) -> int: ...
+
+
+class WorkerControlServicer(pb_grpc.ControlServiceServicer):
+    """state: `ready`, `suspended` (it does not step) or `draining`; and the version that the process runs."""
+
+    def __init__(self, worker: ReportedWorker, address: str, state: Callable[[], str] = lambda: "ready") -> None:
+        self._worker = worker
+        self._state = state
+        self._started = time.monotonic()
+        self.address = address
+
+    async def GetIdentity(self, request: pb.GetIdentityRequest, context: Context) -> pb.GetIdentityResponse:
+        return pb.GetIdentityResponse(identity=codec_control.encode_identity(self._worker.identity))
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        identity, load, state = self._worker.identity, self._worker.load(), self._state()
+        view = WorkerView(self.address, identity.role, state, "", identity, load)
+        return pb.GetStatusResponse(
+            ready=state == "ready",
+            version=identity.version,
+            workers=[codec_control.encode_worker(view)],
+            active_sequences=load.sequences,
+            metadata_state="off",
+            uptime=encode_duration(time.monotonic() - self._started),
+        )
+
+
+class SchedulerControlServicer(pb_grpc.ControlServiceServicer):
+    """sequences: at most so many of the running ones. metadata_state: `connected`, `down` or `off`.
+
+    leases: seconds left by worker address; a worker from a static list has none.
+    """
+
+    def __init__(
+        self,
+        scheduler: ReportedScheduler,
+        version: str,
+        sequences: Callable[[int], Sequence[SequenceView]] = lambda limit: (),
+        metadata_state: Callable[[], str] = lambda: "off",
+        leases: Callable[[], Awaitable[dict[str, float]]] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._version = version
+        self._sequences = sequences
+        self._metadata_state = metadata_state
+        self._leases = leases
+        self._started = time.monotonic()
+
+    async def GetIdentity(self, request: pb.GetIdentityRequest, context: Context) -> pb.GetIdentityResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a scheduler is no worker; ask GetStatus")
+        raise AssertionError("abort returns never")
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        leases = await self._leases() if self._leases is not None else {}
+        views = await self._scheduler.workers()
+        sequences = self._sequences(request.max_sequences) if request.max_sequences else ()
+        return pb.GetStatusResponse(
+            ready=self._scheduler.ready,
+            version=self._version,
+            workers=[codec_control.encode_worker(view, leases.get(view.address)) for view in views],
+            sequences=[codec_control.encode_sequence(view) for view in sequences],
+            active_sequences=self._scheduler.active_sequences(),
+            metadata_state=self._metadata_state(),
+            uptime=encode_duration(time.monotonic() - self._started),
+        )

@@ -18,7 +18,7 @@ from specdec.messages import (
 )
 
 Item = TypeVar("Item", TargetItem, DraftItem, contravariant=True)
-Result = TypeVar("Result", TargetResult, DraftResult)
+Result = TypeVar("Result", TargetResult, DraftResult, covariant=True)
 
 
 class LinkError(Exception):

@@ -24,7 +24,7 @@ class GenerationRequest:
     """
 
     token_ids: tuple[int, ...]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     model: str = ""
     max_tokens: int | None = None
     min_tokens: int = 0

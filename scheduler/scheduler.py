@@ -1,14 +1,25 @@
-"""`Scheduler`: owns the logs and is the only one who streams them. Stub of the interface; the body follows."""
+"""The scheduler: owns the sequences' logs and is the only one who streams them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
 
-from scheduler.config import SchedulerConfig
-from scheduler.links import LinkFactory, Recorder
-from scheduler.request import Event, GenerationRequest
+from scheduler.config import Policy, SchedulerConfig
+from scheduler.driver import Driver
+from scheduler.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
+from scheduler.links import LinkError, LinkFactory, Recorder, SequenceRecord, TargetLink
+from scheduler.pool import Pool
+from scheduler.request import Event, GenerationRequest, Speculation
+from scheduler.worker import AnyResult, Worker, WorkerState
+from specdec import digest
+from specdec.draft_length import DraftLengthPolicy, FixedPolicy, ThresholdPolicy
+from specdec.log import Log
 from specdec.messages import Identity, Load, Role, TokenizerBundle
+from specdec.params import StopConditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +35,182 @@ class WorkerView:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, make_link: LinkFactory, recorder: Recorder) -> None: ...
+    def __init__(self, config: SchedulerConfig, make_link: LinkFactory, recorder: Recorder) -> None:
+        self._config = config
+        self._recorder = recorder
+        self._pool = Pool(config, make_link, self._deliver, self._lost)
+        self._drivers: dict[str, Driver] = {}
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.refused_results = 0
+        """Results that came from a worker which had lost the sequence, or under an old epoch."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Nothing to do before workers are added; here so that the life of every part reads the same."""
 
     def add_worker(self, role: Role, address: str) -> None:
         """From discovery or a static list: connects in the background and keeps trying. Known addresses are ignored."""
+        self._pool.add(role, address)
 
     def remove_worker(self, address: str) -> None:
-        """Its lease expired or it drains: no new sequences, running ones move elsewhere when it is lost."""
+        """Its lease expired or it drains: no new sequences; running ones move elsewhere when it is lost."""
+        self._pool.remove(address)
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Started, Tokens..., Finished; or raises a RequestError. Closing the iterator cancels the sequence."""
+        driver = self._admit(request)
+        self._drivers[driver.sequence_id] = driver
+        self._idle.clear()
+        events = driver.events()
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+            self.refused_results += driver.refused_results
+            del self._drivers[driver.sequence_id]
+            if not self._drivers:
+                self._idle.set()
 
     @property
     def ready(self) -> bool:
         """A live target."""
+        return not self._draining and bool(self._pool.targets())
 
     def models(self) -> Sequence[Identity]:
-        """Identities of the ready targets, one per model name."""
+        """Identities of the known targets, one per model name; those that are lost for the moment included."""
+        return self._pool.models()
 
     async def tokenizer(self, model: str) -> TokenizerBundle:
-        """From any ready target of that model ("" : the only one). Raises ModelNotFound, Unavailable."""
+        """From any ready target of that model ("": the only one). Raises ModelNotFound, Unavailable."""
+        name = self._model(model).model_name
+        problem = "it is gone"
+        for worker in self._pool.targets(name):
+            link: TargetLink = worker.link  # type: ignore[assignment]  # the pool holds target links for targets
+            try:
+                return await link.tokenizer()
+            except LinkError as error:
+                problem = str(error)
+        raise Unavailable(f"no target worker gave the tokenizer of {name}: {problem}")
 
-    async def workers(self) -> list[WorkerView]: ...
+    async def workers(self) -> list[WorkerView]:
+        return list(await asyncio.gather(*(self._view(worker) for worker in self._pool.workers)))
 
-    def active_sequences(self) -> int: ...
+    def sequences(self) -> list[SequenceRecord]:
+        """The running sequences, oldest first."""
+        return [driver.record() for driver in self._drivers.values()]
+
+    def active_sequences(self) -> int:
+        return len(self._drivers)
 
     async def drain(self, timeout: float) -> None:
         """Takes no new sequences (they are refused with Unavailable) and waits for the running ones."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        await self._pool.close()
+
+    def _deliver(self, worker: Worker, results: Sequence[AnyResult]) -> None:
+        for result in results:
+            driver = self._drivers.get(result.header.sequence_id)
+            if driver is not None:
+                driver.deliver(worker, result)
+
+    def _lost(self, worker: Worker) -> None:
+        for sequence_id in list(worker.sequences):
+            driver = self._drivers.get(sequence_id)
+            if driver is not None:
+                driver.lost(worker)
+
+    async def _view(self, worker: Worker) -> WorkerView:
+        load: Load | None = None
+        if worker.state in (WorkerState.READY, WorkerState.DRAINING):
+            try:
+                load = await worker.link.load()
+            except LinkError:
+                load = None
+        state = worker.shown_state(time.monotonic())
+        detail = worker.detail if state is not WorkerState.READY else ""
+        return WorkerView(worker.address, worker.role, state.value, detail, worker.identity, load)
+
+    def _model(self, model: str) -> Identity:
+        models = self._pool.models()
+        if model:
+            served = next((m for m in models if m.model_name == model), None)
+            if served is not None:
+                return served
+            if models:
+                names = ", ".join(sorted(m.model_name for m in models))
+                raise ModelNotFound(f"model {model} is not served; served: {names}")
+        if not models:
+            raise Unavailable("no live target worker")
+        if len(models) > 1:
+            names = ", ".join(sorted(m.model_name for m in models))
+            raise InvalidRequest("model", f"model is empty but several are served: {names}")
+        return models[0]
+
+    def _admit(self, request: GenerationRequest) -> Driver:
+        """Checks the request against the served model and makes its driver. Raises a RequestError."""
+        if self._draining:
+            raise Unavailable("this scheduler is draining")
+        if len(self._drivers) >= self._config.max_sequences:
+            raise Overloaded(f"{len(self._drivers)} sequences are running, the limit is {self._config.max_sequences}")
+        identity = self._model(request.model)
+        request = replace(request, model=identity.model_name)
+        stop = _stop_conditions(request, identity)
+        root = digest.root_digest(
+            self._config.secret, f"{identity.model_name}:{identity.vocabulary_sha256}:{identity.dtype}"
+        )
+        log = Log(root, request.token_ids, self._config.secret)
+        return Driver(
+            self._config,
+            self._pool,
+            self._recorder,
+            request,
+            secrets.token_hex(8),
+            log,
+            stop,
+            self._policy(request),
+        )
+
+    def _policy(self, request: GenerationRequest) -> DraftLengthPolicy:
+        config = self._config
+        length = config.draft_length if request.draft_length is None else request.draft_length
+        if request.speculation is Speculation.ON or config.policy is Policy.FIXED:
+            return FixedPolicy(min(length, config.max_draft_length))
+        return ThresholdPolicy(
+            length, config.max_draft_length, config.acceptance_window, config.off_below, config.probe_after_tokens
+        )
+
+
+def _stop_conditions(request: GenerationRequest, identity: Identity) -> StopConditions:
+    """Absolute lengths from the request's counts. Raises InvalidRequest."""
+    length, context = len(request.token_ids), identity.context_length
+    if not length:
+        raise InvalidRequest("prompt", "the prompt is empty, at least one token is needed")
+    if length >= context:
+        raise InvalidRequest(
+            "prompt", f"the prompt has {length} tokens, must be less than the context of {context} tokens"
+        )
+    wrong = next((t for t in request.token_ids if not 0 <= t < identity.vocabulary_size), None)
+    if wrong is not None:
+        raise InvalidRequest("prompt", f"token id {wrong} must be in [0, {identity.vocabulary_size})")
+    room = context - length
+    max_tokens = room if request.max_tokens is None else request.max_tokens
+    if not 1 <= max_tokens <= room:
+        raise InvalidRequest(
+            "max_tokens", f"max_tokens is {max_tokens}, must be in [1, {room}]: context {context}, prompt {length}"
+        )
+    if not 0 <= request.min_tokens <= max_tokens:
+        raise InvalidRequest("min_tokens", f"min_tokens is {request.min_tokens}, must be in [0, {max_tokens}]")
+    try:
+        request.sampling.validate()
+    except ValueError as error:
+        raise InvalidRequest(str(error).split(" ", 1)[0], str(error)) from None
+    return StopConditions(length, length + max_tokens, length + request.min_tokens, request.stop_token_ids)

@@ -1,0 +1,116 @@
+"""The drafter side of one sequence: which draft worker, what it was told, and when its block is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.config import SchedulerConfig
+from scheduler.request import GenerationRequest
+from scheduler.worker import Worker
+from specdec.log import Log
+from specdec.messages import DraftAdvance, DraftItem, DraftOpen, DraftPlan, Header, Release
+from specdec.params import StopConditions
+
+_PREFILL_SECONDS_PER_TOKEN = 0.02
+_MIN_PATIENCE = 0.05
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """A block that was asked for. opening: the drafter must prefill first."""
+
+    asked_at: float
+    due_at: float
+    opening: bool
+
+
+class Drafting:
+    """Asks one draft worker at a time for blocks. Times are monotonic seconds."""
+
+    def __init__(
+        self, config: SchedulerConfig, request: GenerationRequest, stop: StopConditions, log: Log
+    ) -> None:
+        self._config = config
+        self._request = request
+        self._stop = stop
+        self._log = log
+        self._told = 0
+        self._outstanding: _Outstanding | None = None
+        self.worker: Worker | None = None
+
+    @property
+    def due_at(self) -> float:
+        """When the outstanding block counts as late; infinity if none is outstanding."""
+        return self._outstanding.due_at if self._outstanding else math.inf
+
+    @property
+    def waiting(self) -> bool:
+        return self._outstanding is not None
+
+    def patience(self) -> float:
+        """How long the target should wait for the next block, seconds."""
+        if self.worker is None:
+            return 0.0
+        if self._told == 0:
+            return self._config.draft_timeout + _PREFILL_SECONDS_PER_TOKEN * len(self._log)
+        usual = self.worker.draft_time
+        if usual is None:
+            return self._config.draft_timeout
+        return min(self._config.draft_timeout, max(_MIN_PATIENCE, 4 * usual))
+
+    def attach(self, worker: Worker, sequence_id: str) -> None:
+        self.worker = worker
+        self._told = 0
+        self._outstanding = None
+        worker.sequences.add(sequence_id)
+
+    def detach(self, sequence_id: str, header: Callable[[int], Header]) -> None:
+        """Leaves the worker; the release is best effort."""
+        if self.worker is None:
+            return
+        self.worker.sequences.discard(sequence_id)
+        self.worker.send(DraftItem(header(len(self._log)), Release()))
+        self.worker = None
+        self._outstanding = None
+
+    def restart(self) -> None:
+        """The worker holds no sequence of this epoch any more: open it with the next block."""
+        self._told = 0
+        self._outstanding = None
+
+    def ask(self, plan: DraftPlan, header: Callable[[int], Header], now: float) -> None:
+        """Tells the worker what was committed since, and asks for a block that continues the log."""
+        if self.worker is None:
+            return
+        patience = self.patience()
+        opening = self._told == 0
+        if opening:
+            body: DraftOpen | DraftAdvance = DraftOpen(
+                tuple(self._log.token_ids), self._request.sampling, self._stop, plan, self._log.root
+            )
+            base = len(self._log)
+        else:
+            base = self._told
+            body = DraftAdvance(tuple(self._log.since(base)), plan)
+        self.worker.send(DraftItem(header(base), body))
+        self._told = len(self._log)
+        if self._outstanding is None:
+            self._outstanding = _Outstanding(now, now + patience, opening)
+
+    def tell_from(self, length: int) -> None:
+        """The worker's log has `length` tokens only."""
+        self._told = min(length, self._told)
+        self._outstanding = None
+
+    def arrived(self, now: float) -> None:
+        """The outstanding block is here."""
+        if self._outstanding is not None and self.worker is not None and not self._outstanding.opening:
+            self.worker.record_draft_time(now - self._outstanding.asked_at)
+        self._outstanding = None
+
+    def give_up_waiting(self) -> None:
+        """The block is late: it may still come, but nobody waits for it."""
+        self._outstanding = None
+

@@ -1,0 +1,379 @@
+"""One sequence from open to its terminal event: draft, verify, append, stream; and what to do when a part fails.
+
+Everything that happens to the sequence comes through one inbox and is handled in order, so each handler sees a settled
+state. The log is the only truth: after any loss it is opened again elsewhere under a higher epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from scheduler.config import SchedulerConfig
+from scheduler.drafting import Drafting
+from scheduler.errors import DeadlineExceeded, Overloaded, SequenceFailed, Unavailable
+from scheduler.links import Recorder, SequenceRecord
+from scheduler.pool import Pool
+from scheduler.request import Event, Finished, GenerationRequest, Speculation, SpeculationSummary, Started, Tokens
+from scheduler.verifying import Verifying
+from scheduler.worker import AnyResult, Worker
+from specdec.candidates import EMPTY, InvalidCandidates
+from specdec.commit import FinishReason, TokenSource
+from specdec.draft_length import DraftLengthPolicy
+from specdec.log import Log, Place
+from specdec.messages import (
+    Committed,
+    DraftBlock,
+    DraftPlan,
+    DraftResult,
+    Failure,
+    Header,
+    NeedTokens,
+    Refusal,
+    RefusalReason,
+    StaleBlock,
+    TargetResult,
+)
+from specdec.params import StopConditions
+
+_log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Drives one sequence. `events` may be iterated once; closing it releases the sequence everywhere."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: Pool,
+        recorder: Recorder,
+        request: GenerationRequest,
+        sequence_id: str,
+        log: Log,
+        stop: StopConditions,
+        policy: DraftLengthPolicy,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._recorder = recorder
+        self._request = request
+        self._policy = policy
+        self._started_at = time.monotonic()
+        self._deadline = math.inf if request.timeout is None else self._started_at + request.timeout
+        self._inbox: asyncio.Queue[tuple[Worker, AnyResult | None]] = asyncio.Queue()
+        self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
+        self._drafting = Drafting(config, request, stop, log)
+        self._placing_since: float | None = None
+        self._pending_events: list[Event] = []
+        self._finish_reason: FinishReason | None = None
+        self._first_token_at = 0.0
+        self.sequence_id = sequence_id
+        self.log = log
+        self.prompt_length = stop.prompt_length
+        self.summary = SpeculationSummary()
+        self.refused_results = 0
+
+    def deliver(self, worker: Worker, result: AnyResult) -> None:
+        """A worker's result for this sequence."""
+        self._inbox.put_nowait((worker, result))
+
+    def lost(self, worker: Worker) -> None:
+        """That worker's stream broke."""
+        self._inbox.put_nowait((worker, None))
+
+    def record(self) -> SequenceRecord:
+        verifying, drafter = self._verifying, self._drafting.worker
+        return SequenceRecord(
+            self.sequence_id,
+            verifying.epoch.number,
+            verifying.epoch.owner,
+            self._request.model,
+            self.prompt_length,
+            len(self.log),
+            verifying.worker.name if verifying.worker else "",
+            drafter.name if drafter else "",
+            tuple(self.log.token_ids),
+        )
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Started, Tokens..., Finished. Raises a RequestError instead of Finished."""
+        try:
+            await self._place(avoid=None)
+            yield Started(self.sequence_id, self._request.model, self._request.sampling.seed, self.prompt_length)
+            while self._finish_reason is None:
+                await self._next()
+                pending, self._pending_events = self._pending_events, []
+                for event in pending:
+                    yield event
+            yield self._finished(self._finish_reason)
+        finally:
+            self._release()
+
+    # ---- waiting
+
+    async def _next(self) -> None:
+        """Handles what comes next: a result, a lost worker, or the passing of a limit."""
+        wake_at = min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
+        try:
+            async with asyncio.timeout_at(None if wake_at == math.inf else _loop_time(wake_at)):
+                worker, result = await self._inbox.get()
+        except TimeoutError:
+            await self._passed(time.monotonic())
+            return
+        if result is None:
+            await self._worker_lost(worker)
+        elif isinstance(result, TargetResult):
+            await self._on_target(worker, result)
+        else:
+            self._on_draft(worker, result)
+
+    async def _passed(self, now: float) -> None:
+        if now >= self._deadline:
+            raise DeadlineExceeded(f"the request's deadline of {self._request.timeout:g} s passed")
+        if now >= self._verifying.lost_at:
+            await self._fail_over(f"no progress for {self._config.round_timeout:g} s", avoid=True)
+        elif now >= self._drafting.due_at:
+            self._drafting.give_up_waiting()
+            self._draft_failed("late")
+
+    # ---- the target
+
+    async def _place(self, avoid: Worker | None) -> None:
+        """Opens the log on a live target under a new epoch, waiting for one as long as admission allows."""
+        since = self._placing_since = self._placing_since or time.monotonic()
+        target = self._pool.place_target(self._request.model, avoid)
+        while target is None:
+            left = min(since + self._config.admission_timeout, self._deadline) - time.monotonic()
+            if left <= 0:
+                if time.monotonic() >= self._deadline:
+                    raise DeadlineExceeded(f"the request's deadline of {self._request.timeout:g} s passed")
+                raise Unavailable(f"no live target worker within {self._config.admission_timeout:g} s")
+            await self._pool.wait_for_change(min(left, 0.5))
+            target = self._pool.place_target(self._request.model, avoid)
+        now = time.monotonic()
+        self._verifying.raise_epoch()
+        self._choose_drafter(target, now)
+        draft_length = self._draft_length(now)
+        self._drafting.restart()
+        self._verifying.open(target, self._drafting.patience() if draft_length else 0.0, now)
+        if draft_length:
+            self._ask(draft_length, now)
+        self._recorder.record(self.record())
+
+    async def _fail_over(self, cause: str, avoid: bool = False) -> None:
+        """The target is lost or will not go on: the log is opened on another, or again on the same."""
+        worker = self._verifying.worker
+        name = worker.name if worker else "?"
+        _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause)
+        self._verifying.leave(time.monotonic())
+        self.summary.num_failovers += 1
+        await self._place(worker if avoid else None)
+
+    async def _worker_lost(self, worker: Worker) -> None:
+        if worker is self._drafting.worker:
+            self._leave_drafter()
+            self._draft_failed("failed", blame=False)
+        if worker is self._verifying.worker:
+            await self._fail_over(worker.detail, avoid=True)
+
+    async def _on_target(self, worker: Worker, result: TargetResult) -> None:
+        header, body = result.header, result.body
+        if worker is not self._verifying.worker or header.epoch != self._verifying.epoch:
+            self.refused_results += 1  # a late result of a worker that lost the sequence
+            return
+        self._verifying.progress_at = time.monotonic()
+        if isinstance(body, Committed):
+            await self._committed(header, body)
+        elif isinstance(body, StaleBlock):
+            self.summary.num_stale_blocks += 1
+        elif isinstance(body, Refusal):
+            await self._refused(body)
+        elif isinstance(body, Failure):
+            raise SequenceFailed(f"the target worker failed on this sequence: {body.message}")
+        elif isinstance(body, NeedTokens):
+            await self._fail_over("it lacks tokens of the log")
+
+    async def _refused(self, refusal: Refusal) -> None:
+        if refusal.reason is RefusalReason.INVALID:
+            raise SequenceFailed(f"the target worker refused the sequence: {refusal.message}")
+        if refusal.reason is RefusalReason.EPOCH and refusal.held_epoch is not None:
+            self._verifying.raise_epoch(refusal.held_epoch.number)
+            await self._fail_over(refusal.message)
+        elif refusal.reason is RefusalReason.CAPACITY:
+            since = self._placing_since or time.monotonic()
+            if time.monotonic() - since >= self._config.admission_timeout:
+                raise Overloaded(f"no target worker has room: {refusal.message}")
+            await asyncio.sleep(0.1)
+            await self._fail_over(refusal.message, avoid=True)
+        else:
+            await self._fail_over(refusal.message, avoid=refusal.reason is RefusalReason.DRAINING)
+
+    async def _committed(self, header: Header, body: Committed) -> None:
+        """Appends what is new, streams it, and goes on with the next round."""
+        place = self.log.place(header.base_length, header.prefix_digest)
+        if place is Place.BEYOND:  # an earlier answer is missing: have it told again
+            now = time.monotonic()
+            self._verifying.verify(len(self.log), EMPTY, self._drafting.patience(), now)
+            return
+        known = len(self.log) - header.base_length
+        told_twice = tuple(self.log.since(header.base_length)[: len(body.token_ids)])
+        if place is Place.STALE or told_twice != body.token_ids[:known]:
+            await self._fail_over("its log is not the one that was streamed")
+            return
+        if known < len(body.token_ids):
+            self._append(body, known)
+        if body.finish_reason is not None and header.base_length + len(body.token_ids) == len(self.log):
+            self._finish_reason = body.finish_reason
+        elif known < len(body.token_ids):
+            self._continue(time.monotonic())
+
+    def _append(self, body: Committed, known: int) -> None:
+        token_ids, sources = body.token_ids[known:], body.sources[known:]
+        position = len(self.log) - self.prompt_length
+        self.log.append(token_ids)
+        self._placing_since = None
+        self._first_token_at = self._first_token_at or time.monotonic()
+        if not body.repeated_answer:
+            self._count(body)
+        self._recorder.record(self.record())
+        self._pending_events.append(Tokens(position, token_ids, sources, self.log.digest))
+
+    def _count(self, body: Committed) -> None:
+        summary = self.summary
+        if not body.num_draft_tokens:
+            summary.num_plain_steps += 1
+            self._policy.observe_plain(len(body.token_ids))
+            return
+        accepted = body.sources.count(TokenSource.ACCEPTED)
+        summary.num_drafts += 1
+        summary.num_draft_tokens += body.num_draft_tokens
+        summary.num_accepted_tokens += accepted
+        summary.num_speculative_tokens += len(body.token_ids)
+        per_position = summary.num_accepted_tokens_per_position
+        per_position += [0] * (accepted - len(per_position))
+        for position in range(accepted):
+            per_position[position] += 1
+        self._policy.observe_round(body.draft_length, accepted)
+
+    # ---- the next round
+
+    def _continue(self, now: float) -> None:
+        """After the log grew: asks for the next block, or lets the target go on plainly."""
+        if self._drafting.worker is None and self._verifying.worker is not None:
+            self._choose_drafter(self._verifying.worker, now)
+        draft_length = self._draft_length(now)
+        if not draft_length:
+            self._verifying.step_plainly(now)
+        elif self._verifying.plain:
+            self._verifying.verify(len(self.log), EMPTY, self._drafting.patience(), now)
+        else:
+            self._ask(draft_length, now)
+
+    def _draft_length(self, now: float) -> int:
+        """Candidates to ask for now; 0: decode plainly."""
+        worker = self._drafting.worker
+        if worker is None or not worker.available(now):
+            return 0
+        wanted = self._policy.draft_length()
+        if wanted == 0 and not self._verifying.plain:
+            self._fall_back("low_acceptance")
+        return wanted
+
+    def _ask(self, draft_length: int, now: float) -> None:
+        self._drafting.ask(DraftPlan(draft_length, self._config.width), self._draft_header(now), now)
+
+    def _choose_drafter(self, target: Worker, now: float) -> None:
+        """Attaches the least loaded drafter that fits, if speculation is wanted at all."""
+        if self._request.speculation is Speculation.OFF or self._drafting.worker is not None:
+            return
+        drafter = self._pool.place_drafter(target)
+        if drafter is not None:
+            self._drafting.attach(drafter, self.sequence_id)
+
+    # ---- the drafter
+
+    def _on_draft(self, worker: Worker, result: DraftResult) -> None:
+        header, body = result.header, result.body
+        if worker is not self._drafting.worker or header.epoch != self._verifying.epoch:
+            self.refused_results += 1
+            return
+        now = time.monotonic()
+        if isinstance(body, DraftBlock):
+            self._block_arrived(header, body, now)
+        elif isinstance(body, NeedTokens):
+            self._drafting.tell_from(body.have_length)
+            self._continue(now)
+        elif isinstance(body, Refusal) and body.reason is RefusalReason.UNKNOWN_SEQUENCE:
+            self._drafting.restart()
+            self._continue(now)
+        elif isinstance(body, (Refusal, Failure)):
+            _log.warning("draft worker %s on sequence %s: %s", worker.name, self.sequence_id, body.message)
+            self._leave_drafter()
+            self._draft_failed("failed", worker)
+
+    def _block_arrived(self, header: Header, block: DraftBlock, now: float) -> None:
+        """Forwards candidates to the target, which walks them down whatever it committed meanwhile."""
+        self._drafting.arrived(now)
+        target = self._verifying.worker
+        try:
+            block.candidates.validate(target.identity.vocabulary_size if target and target.identity else 0)
+        except InvalidCandidates as error:
+            _log.warning("sequence %s: bad block from the draft worker: %s", self.sequence_id, error)
+            self._draft_failed("failed", self._drafting.worker)
+            return
+        if self.log.place(header.base_length, header.prefix_digest) is not Place.HERE:
+            self.summary.num_stale_blocks += 1
+            return
+        if not len(block.candidates) and header.base_length < len(self.log):
+            return
+        patience = 0.0 if self._verifying.plain else self._drafting.patience()
+        self._verifying.verify(header.base_length, block.candidates, patience, now)
+
+    def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:
+        """No block will come for this round: the target goes on plainly. Failing twice leaves the worker alone."""
+        now = time.monotonic()
+        worker = blame if isinstance(blame, Worker) else self._drafting.worker
+        if worker is not None and blame is not False:
+            config = self._config
+            if worker.record_failure(
+                now, config.suspend_after_failures, config.failure_window, config.suspend_time
+            ):
+                worker.detail = f"left alone for {config.suspend_time:g} s: its drafts were {reason}"
+                _log.warning("draft worker %s is %s", worker.name, worker.detail)
+        self._fall_back(reason)
+        self._verifying.step_plainly(now)
+
+    def _fall_back(self, reason: str) -> None:
+        self.summary.fallbacks[reason] = self.summary.fallbacks.get(reason, 0) + 1
+
+    def _leave_drafter(self) -> None:
+        self._drafting.detach(self.sequence_id, self._draft_header(time.monotonic()))
+
+    def _draft_header(self, now: float) -> Callable[[int], Header]:
+        return lambda base_length: self._verifying.header(base_length, now)
+
+    # ---- the end
+
+    def _finished(self, finish_reason: FinishReason) -> Finished:
+        return Finished(
+            finish_reason,
+            self.prompt_length,
+            len(self.log) - self.prompt_length,
+            self.summary,
+            time.monotonic() - self._started_at,
+            self._first_token_at - self._started_at,
+        )
+
+    def _release(self) -> None:
+        self._leave_drafter()
+        self._verifying.leave(time.monotonic())
+        self._recorder.forget(self.sequence_id)
+
+
+def _loop_time(monotonic: float) -> float:
+    """The event loop's time at a monotonic time."""
+    return asyncio.get_running_loop().time() + monotonic - time.monotonic()
+

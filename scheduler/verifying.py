@@ -1,0 +1,101 @@
+"""The target side of one sequence: which target worker holds it under which epoch, and what it may do unasked."""
+
+from __future__ import annotations
+
+import math
+
+from scheduler.config import SchedulerConfig
+from scheduler.request import GenerationRequest
+from scheduler.worker import Worker
+from specdec.candidates import EMPTY, CandidateTree
+from specdec.log import Log
+from specdec.messages import Epoch, Grant, Header, Release, TargetItem, TargetOpen, VerifyBlock
+from specdec.params import StopConditions
+
+
+class Verifying:
+    """Sends items under the sequence's epoch. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        request: GenerationRequest,
+        sequence_id: str,
+        stop: StopConditions,
+        log: Log,
+        deadline: float,
+    ) -> None:
+        self._config = config
+        self._request = request
+        self._sequence_id = sequence_id
+        self._stop = stop
+        self._log = log
+        self._deadline = deadline
+        self._granted_until = 0
+        self._patience = math.inf
+        self.epoch = Epoch(0, config.scheduler_id)
+        self.worker: Worker | None = None
+        self.progress_at = math.inf
+
+    @property
+    def lost_at(self) -> float:
+        """When a target without progress has lost the sequence."""
+        return self.progress_at + self._config.round_timeout
+
+    @property
+    def plain(self) -> bool:
+        """The target goes on by itself, without waiting for blocks."""
+        return self._patience == 0.0
+
+    def header(self, base_length: int, now: float) -> Header:
+        remaining = None if self._deadline == math.inf else max(self._deadline - now, 0.0)
+        return Header(
+            self._sequence_id,
+            self.epoch,
+            base_length,
+            self._log.digest_at(base_length),
+            self._request.traceparent,
+            self._request.tracestate,
+            remaining,
+        )
+
+    def raise_epoch(self, above: int = 0) -> None:
+        self.epoch = Epoch(max(self.epoch.number, above) + 1, self._config.scheduler_id)
+
+    def open(self, worker: Worker, patience: float, now: float) -> None:
+        """Opens the log on `worker` under the present epoch."""
+        self.worker = worker
+        worker.sequences.add(self._sequence_id)
+        body = TargetOpen(
+            tuple(self._log.token_ids), self._request.sampling, self._stop, self._grant(patience), self._log.root
+        )
+        worker.send(TargetItem(self.header(len(self._log), now), body))
+        self.progress_at = now
+
+    def verify(self, base_length: int, candidates: CandidateTree, patience: float, now: float) -> None:
+        """Candidates behind `base_length`, which may lie behind the target's own log by now."""
+        self._send(base_length, VerifyBlock(candidates, self._grant(patience)), now)
+
+    def step_plainly(self, now: float) -> None:
+        """Lets the target go on by itself; says so only when the grant runs short, so that plain costs no message per
+        token."""
+        if not self.plain or self._granted_until - len(self._log) <= self._config.grant_tokens // 2:
+            self.verify(len(self._log), EMPTY, 0.0, now)
+
+    def leave(self, now: float) -> None:
+        """Releases the sequence, best effort: a target that does not hear it loses it with the stream or the epoch."""
+        if self.worker is None:
+            return
+        self.worker.sequences.discard(self._sequence_id)
+        self.worker.send(TargetItem(self.header(len(self._log), now), Release()))
+        self.worker = None
+        self.progress_at = math.inf
+
+    def _grant(self, patience: float) -> Grant:
+        self._patience = patience
+        self._granted_until = min(len(self._log) + self._config.grant_tokens, self._stop.max_length)
+        return Grant(self._granted_until, patience)
+
+    def _send(self, base_length: int, body: VerifyBlock, now: float) -> None:
+        if self.worker is not None:
+            self.worker.send(TargetItem(self.header(base_length, now), body))

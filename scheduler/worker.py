@@ -1,0 +1,73 @@
+"""A worker as the scheduler holds it: its link, what it said of itself, and whether it can be used now."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from scheduler.links import AnyLink
+from specdec.messages import DraftItem, DraftResult, Identity, Role, TargetItem, TargetResult
+
+AnyItem = TargetItem | DraftItem
+AnyResult = TargetResult | DraftResult
+
+
+class WorkerState(Enum):
+    CONNECTING = "connecting"
+    """Being reached, or asked who it is."""
+    READY = "ready"
+    REFUSED = "refused"
+    """Does not fit; the detail says why."""
+    SUSPENDED = "suspended"
+    """Failed lately; left alone for a while, then probed."""
+    LOST = "lost"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """sequences: ids placed here. draft_time: running mean of how long a draft takes, seconds. Times are monotonic."""
+
+    role: Role
+    address: str
+    link: AnyLink
+    state: WorkerState = WorkerState.CONNECTING
+    detail: str = ""
+    identity: Identity | None = None
+    sequences: set[str] = field(default_factory=set)
+    draft_time: float | None = None
+    suspended_until: float = 0.0
+    removed: bool = False
+    failures: deque[float] = field(default_factory=deque)
+
+    @property
+    def name(self) -> str:
+        return self.identity.worker_id if self.identity else self.address
+
+    def available(self, now: float) -> bool:
+        """New work may be sent."""
+        return self.state is WorkerState.READY and now >= self.suspended_until
+
+    def shown_state(self, now: float) -> WorkerState:
+        if self.state is WorkerState.READY and now < self.suspended_until:
+            return WorkerState.SUSPENDED
+        return self.state
+
+    def send(self, item: AnyItem) -> None:
+        if self.state in (WorkerState.READY, WorkerState.DRAINING):
+            self.link.send([item])  # type: ignore[list-item]  # an item of the link's own role
+
+    def record_failure(self, now: float, limit: int, window: float, suspend_time: float) -> bool:
+        """Counts a failure or a late answer; after `limit` of them within `window` the worker is left alone for
+        `suspend_time`. True if that begins now."""
+        self.failures.append(now)
+        while self.failures and self.failures[0] < now - window:
+            self.failures.popleft()
+        if len(self.failures) < limit or now < self.suspended_until:
+            return False
+        self.suspended_until = now + suspend_time
+        return True
+
+    def record_draft_time(self, seconds: float) -> None:
+        self.draft_time = seconds if self.draft_time is None else 0.8 * self.draft_time + 0.2 * seconds

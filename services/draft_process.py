@@ -1,0 +1,80 @@
+"""`outrider draft`: builds a draft worker from its settings and serves it. The ngram drafter loads no torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from outrider.version import __version__
+from services.settings import DraftSettings
+from services.start_error import ExitCode, StartError
+from services.turns import DRAFT_PATIENCE
+from services.worker_start import (
+    load_model,
+    model_folder,
+    model_identity,
+    prepare,
+    refuse_exposed,
+    serve,
+    serve_options,
+    served_name,
+)
+from specdec.drafter import Drafter
+from specdec.messages import Identity, Role
+from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
+
+log = logging.getLogger(__name__)
+
+
+def run_draft(settings: DraftSettings) -> int:
+    """Serves until SIGTERM; returns the exit code. Raises StartError."""
+    prepare(settings, "draft")
+    refuse_exposed(settings.listen, settings)
+    drafter, identity = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
+
+    from draft_worker.worker import DraftWorker
+    from services.worker_lease import make_lease
+    from services.worker_process import serve_draft
+
+    worker = DraftWorker(settings.draft_config(), drafter, identity)
+    return serve(
+        serve_draft(
+            worker,
+            settings.listen,
+            lease=make_lease(settings, worker),
+            options=serve_options(settings, settings.listen),
+        )
+    )
+
+
+def build_ngram(settings: DraftSettings) -> tuple[Drafter, Identity]:
+    """Raises StartError."""
+    from specdec.drafters.ngram import NgramDrafter
+
+    try:
+        drafter = NgramDrafter(settings.ngram_min, settings.ngram_max)
+    except ValueError as error:
+        raise StartError(str(error), ExitCode.WRONG_USE) from error
+    return drafter, Identity(settings.worker_id, Role.DRAFT, "", version=__version__, drafter=drafter.name)
+
+
+def build_model(settings: DraftSettings) -> tuple[Drafter, Identity]:
+    """Imports torch. Raises StartError."""
+    from specdec.drafters.model import ModelDrafter
+
+    if settings.model is None:
+        raise StartError("drafter `model` needs a model: name it with --model", ExitCode.WRONG_USE)
+    folder = model_folder(settings.model)
+    name = served_name(settings.model, folder)
+    try:
+        digest = VocabularyDigest.of((folder / "tokenizer.json").read_bytes())
+    except (InvalidTokenizer, OSError) as error:
+        raise StartError(f"{folder} has no tokenizer that can be read: {error}") from error
+    start = time.monotonic()
+    log.info("loading %s from %s", name, folder)
+    model = load_model(settings, folder, DRAFT_PATIENCE)
+    log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
+    drafter = ModelDrafter(model)
+    identity = model_identity(settings.worker_id, Role.DRAFT, name, model, digest)
+    return drafter, replace(identity, drafter=drafter.name)

@@ -1,0 +1,67 @@
+"""`outrider target`: builds a target worker from its settings and serves it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from services.settings import TargetSettings
+from services.start_error import StartError
+from services.tokenizer import load_bundle
+from services.turns import TARGET_PATIENCE
+from services.worker_start import (
+    load_model,
+    model_folder,
+    model_identity,
+    prepare,
+    refuse_exposed,
+    serve,
+    serve_options,
+    served_name,
+)
+from specdec.messages import Role, TokenizerBundle
+from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
+
+log = logging.getLogger(__name__)
+
+
+def run_target(settings: TargetSettings) -> int:
+    """Serves until SIGTERM; returns the exit code. Raises StartError."""
+    prepare(settings, "target")
+    refuse_exposed(settings.listen, settings)
+    folder = model_folder(settings.model)
+    name = served_name(settings.model, folder)
+    bundle = read_bundle(folder, name)
+    start = time.monotonic()
+    log.info("loading %s from %s", name, folder)
+    model = load_model(settings, folder, TARGET_PATIENCE)
+    digest = VocabularyDigest.of(bundle.tokenizer_json)
+    bundle = replace(bundle, context_length=model.context_length, vocabulary_size=model.vocabulary_size)
+    log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
+
+    from services.worker_lease import make_lease
+    from services.worker_process import serve_target
+    from target_worker.worker import TargetWorker
+
+    worker = TargetWorker(
+        settings.target_config(), model, model_identity(settings.worker_id, Role.TARGET, name, model, digest)
+    )
+    return serve(
+        serve_target(
+            worker,
+            bundle,
+            settings.listen,
+            lease=make_lease(settings, worker),
+            options=serve_options(settings, settings.listen),
+        )
+    )
+
+
+def read_bundle(folder: Path, name: str) -> TokenizerBundle:
+    """Raises StartError."""
+    try:
+        return load_bundle(folder, name)
+    except InvalidTokenizer as error:
+        raise StartError(str(error)) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -230,9 +231,16 @@ def _convert(source: ModelSource, gguf_file: Path, home: ModelHome, tools: Fetch
             raise ModelNotAvailable(
                 f"converting {source.name} left no model: run `outrider models fetch {source.name}`"
             )
+        _write_stop_ids(converted / "generation_config.json", source.stop_token_ids)
         converted.rename(final)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_stop_ids(path: Path, token_ids: tuple[int, ...]) -> None:
+    settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    settings["eos_token_id"] = token_ids[0] if len(token_ids) == 1 else list(token_ids)
+    path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def folder_bytes(folder: Path) -> int:

@@ -27,7 +27,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Sizes are in bytes. sha256 and gguf_bytes are of the joined file."""
+    """Sizes are in bytes. sha256 and gguf_bytes are of the joined file.
+
+    stop_token_ids: what the publisher's generation_config.json names; a GGUF file holds one of them only.
+    """
 
     name: str
     title: str
@@ -37,6 +40,7 @@ class ModelSource:
     sha256: str
     download_bytes: int
     disk_bytes: int
+    stop_token_ids: tuple[int, ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -64,6 +68,7 @@ SOURCES: dict[str, ModelSource] = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             download_bytes=92_871_040,
             disk_bytes=275_000_000,
+            stop_token_ids=(2,),
         ),
         ModelSource(
             name="qwen2.5-coder-0.5b",
@@ -74,6 +79,7 @@ SOURCES: dict[str, ModelSource] = {
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             download_bytes=477_610_000,
             disk_bytes=1_280_000_000,
+            stop_token_ids=(151645, 151643),
         ),
         ModelSource(
             name="qwen2.5-coder-1.5b",
@@ -84,6 +90,7 @@ SOURCES: dict[str, ModelSource] = {
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             download_bytes=1_092_890_000,
             disk_bytes=3_570_000_000,
+            stop_token_ids=(151645, 151643),
         ),
     )
 }

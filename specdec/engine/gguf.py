@@ -1,4 +1,4 @@
-"""Turning a GGUF file into a folder of safetensors, once, so that later loads take seconds and need no dequantisation."""
+"""Turning a GGUF file into a folder of safetensors, once, so that later loads are quick."""
 
 from __future__ import annotations
 

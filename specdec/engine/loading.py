@@ -1,0 +1,138 @@
+"""Loading a model from a local folder into a `ModelRunner`: dtype, threads, KV memory, frozen RoPE, self-test."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.engine import attention as attention_seam
+from specdec.engine.errors import ModelRefused
+from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner
+from specdec.engine.vocabulary_size import real_vocabulary_size
+
+log = logging.getLogger(__name__)
+
+DEFAULT_KV_MEMORY = 2 * 2**30
+DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp32": torch.float32, "float32": torch.float32}
+
+
+def load(
+    folder: Path,
+    *,
+    dtype: str = "auto",
+    threads: int | None = None,
+    kv_memory: int | None = None,
+    attention: str = "sdpa",
+    device: str = "cpu",
+    max_context: int | None = None,
+    vocabulary_size: int | None = None,
+    self_test: bool = True,
+) -> ModelRunner:
+    """A runner for the model in `folder` (safetensors, or one GGUF file; the path of a GGUF file does too).
+
+    kv_memory: bytes of KV (default 2 GiB). max_context: tokens of prompt and answer at most (default: the model's).
+    vocabulary_size: real ids (default: what the folder's tokenizer says). self_test: only tests of other things may
+    switch it off. Raises `ModelRefused`.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    name = folder.stem if folder.suffix == ".gguf" else folder.name
+    torch_dtype = resolve_dtype(dtype, device)
+    model = read_model(folder, torch_dtype).to(device).eval()
+    return build_runner(
+        model,
+        name=name,
+        vocabulary_size=vocabulary_size or real_vocabulary_size(folder),
+        kv_memory=kv_memory or DEFAULT_KV_MEMORY,
+        implementation=attention,
+        max_context=max_context,
+    )
+
+
+def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+    """The torch dtype of `bf16`, `fp32` or `auto` (bf16 where the hardware has it, else fp32). Raises ValueError."""
+    if dtype == "auto":
+        return torch.bfloat16 if has_native_bf16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype}, must be auto, bf16 or fp32")
+    return DTYPES[dtype]
+
+
+def has_native_bf16(device: str) -> bool:
+    """Whether the device multiplies bf16 itself; emulation is slower than fp32."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return False
+    features = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())
+    return bool(features & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def read_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The Hugging Face model in `folder`, unchanged. Raises `ModelRefused` if there is none that can be read."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    if folder.suffix == ".gguf":
+        gguf_files = [folder]
+    else:
+        gguf_files = [] if any(folder.glob("*.safetensors")) else sorted(folder.glob("*.gguf"))
+    if len(gguf_files) > 1:
+        raise ModelRefused(f"{folder} holds {len(gguf_files)} GGUF files: name the one to load")
+    source, extra = folder, {}
+    if gguf_files:
+        source = gguf_files[0].parent
+        extra = {"gguf_file": gguf_files[0].name, "quantization_config": GgufConfig(dequantize=True)}
+    if not source.is_dir():
+        raise ModelRefused(f"{source} is no folder: give the folder of a model")
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True, **extra
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelRefused(f"{folder} cannot be loaded: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def build_runner(
+    model: Any,
+    *,
+    name: str,
+    vocabulary_size: int | None = None,
+    kv_memory: int = DEFAULT_KV_MEMORY,
+    implementation: str = "sdpa",
+    max_context: int | None = None,
+) -> ModelRunner:
+    """A runner around a model that is in memory already. Raises `ModelRefused`."""
+    if implementation not in attention_seam.IMPLEMENTATIONS:
+        raise ValueError(f"attention is {implementation}, must be one of {', '.join(attention_seam.IMPLEMENTATIONS)}")
+    config = model.config.get_text_config()
+    context_length = min(config.max_position_embeddings, max_context or config.max_position_embeddings)
+    page_size = PAGE_SIZE_CUDA if model.device.type == "cuda" else PAGE_SIZE_CPU
+    per_block = KvShape.of(config, model.dtype).bytes_per_token * page_size
+    blocks = kv_memory // per_block
+    needed = -(-context_length // page_size)
+    if blocks < needed:
+        raise ModelRefused(
+            f"{name}: {kv_memory / 2**20:.0f} MiB of KV memory hold {blocks * page_size} tokens, one sequence of "
+            f"{context_length} needs {needed * per_block / 2**20:.0f} MiB: raise kv_memory or lower max_context"
+        )
+    log.info(
+        "%s: %.0f MiB of KV memory hold %.1f sequences of the full context of %d tokens",
+        name, kv_memory / 2**20, blocks / needed, context_length,
+    )  # fmt: skip
+    return ModelRunner(
+        model,
+        name=name,
+        vocabulary_size=min(vocabulary_size or config.vocab_size, config.vocab_size),
+        context_length=context_length,
+        kv_blocks=blocks,
+        page_size=page_size,
+        implementation=implementation,
+    )

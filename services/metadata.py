@@ -12,6 +12,7 @@ import logging
 import random
 import struct
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +20,8 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from scheduler.links import Recorder, SequenceRecord
-from services.redis_client import REDIS_FAILURES, connect, one_line
-from services.sequence_records import read_sequences, sequence_keys
+from services.redis_client import REDIS_FAILURES, connect, end, one_line
+from services.sequence_records import sequence_keys
 
 GROUP_SECONDS = 0.02
 """How long a write waits for others to share its round trip; with that trip it stays below 50 ms."""
@@ -57,8 +58,8 @@ class Metadata(Recorder, Protocol):
 
     async def close(self) -> None: ...
 
-    async def sequences(self, limit: int) -> list[SequenceRecord]:
-        """Up to `limit` records that are held, without their token logs; empty while Redis is down."""
+    def running(self, limit: int) -> list[SequenceRecord]:
+        """Up to `limit` sequences that were recorded and not yet forgotten, oldest first, with Redis or without."""
         ...
 
 
@@ -79,7 +80,7 @@ class NullRecorder:
     async def close(self) -> None:
         pass
 
-    async def sequences(self, limit: int) -> list[SequenceRecord]:
+    def running(self, limit: int) -> list[SequenceRecord]:
         return []
 
 
@@ -116,7 +117,6 @@ class RedisRecorder:
         self._unwritten: dict[str, None] = {}  # a set in order of arrival
         self._wake = asyncio.Event()
         self._connected = False
-        self._closing = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -151,11 +151,8 @@ class RedisRecorder:
 
     async def close(self) -> None:
         """Writes what is left, if that takes no longer than a second."""
-        self._closing = True  # a cancel alone can get lost: a client that is connecting swallows it
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
             self._task = None
         if self._connected:
             with contextlib.suppress(*REDIS_FAILURES):
@@ -165,17 +162,13 @@ class RedisRecorder:
         with contextlib.suppress(*REDIS_FAILURES):
             await self._redis.aclose()
 
-    async def sequences(self, limit: int) -> list[SequenceRecord]:
-        if limit <= 0:
-            return []
-        try:
-            return await read_sequences(self._redis, limit)
-        except REDIS_FAILURES:
-            return []
+    def running(self, limit: int) -> list[SequenceRecord]:
+        alive = (entry.record for entry in self._entries.values() if not entry.finished)
+        return list(islice(alive, limit))
 
     async def _run(self) -> None:
         back_off = MIN_BACK_OFF
-        while not self._closing:
+        while True:
             try:
                 await self._redis.ping()
                 self._came_up()
@@ -204,7 +197,7 @@ class RedisRecorder:
 
     async def _write_as_it_comes(self) -> None:
         """Raises what Redis raises."""
-        while not self._closing:
+        while True:
             try:
                 async with asyncio.timeout(IDLE_CHECK_SECONDS):  # wait_for of 3.11 may swallow a cancel
                     await self._wake.wait()

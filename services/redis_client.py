@@ -61,6 +61,13 @@ async def require(url: str, seconds: float = 5.0) -> None:
         await client.aclose()
 
 
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancels a task that uses Redis until it is over: a client that is just connecting may swallow a cancel."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+
+
 def without_password(url: str) -> str:
     """The URL as it may be logged."""
     parts = urlsplit(url)

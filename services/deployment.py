@@ -38,12 +38,13 @@ class RoleOverrides:
     draft: Loaded[DraftSettings]
 
     @classmethod
-    def read(cls, path: Path | None) -> RoleOverrides:
-        """Raises SettingsError."""
+    def read(cls, path: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> RoleOverrides:
+        """flags: by role, then by field. Raises SettingsError."""
+        given = flags or {}
         return cls(
-            load(SchedulerSettings, path, without_common=_OF_UP),
-            load(TargetSettings, path, without_common=_OF_UP),
-            load(DraftSettings, path, without_common=_OF_UP),
+            load(SchedulerSettings, path, given.get("scheduler"), _OF_UP),
+            load(TargetSettings, path, given.get("target"), _OF_UP),
+            load(DraftSettings, path, given.get("draft"), _OF_UP),
         )
 
 
@@ -218,7 +219,7 @@ def _worker_update(up: Loaded[UpSettings], role: Loaded[TargetSettings] | Loaded
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = settings.threads or role.settings.threads or cores
     update: dict[str, Any] = {"threads": threads, "log_level": settings.log_level}
-    if not role.given("cpu_turns"):
+    if role.settings.cpu_turns is None:
         update["cpu_turns"] = models > 1 and models * threads > cores and role.settings.device == "cpu"
     if settings.dtype is not None:
         update["dtype"] = settings.dtype

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from services.cli.flags import CONFIG_HELP
+from services.cli.tables import new_table, print_tables
 from services.settings import DraftSettings, RoleSettings, SchedulerSettings, SettingsError, TargetSettings, UpSettings
 from services.settings.loading import load, shown
 from services.start_error import ExitCode, StartError
@@ -34,19 +33,15 @@ def show(
     """Print each setting, its value, and its source: default, file, environment or flag. Secrets are masked."""
     if role is not None and role not in KINDS:
         raise StartError(f"no role {role!r}: choose {', '.join(KINDS)}", ExitCode.WRONG_USE)
-    console = Console(soft_wrap=True)
     try:
-        for name in [role] if role is not None else KINDS:
-            console.print(_table(KINDS[name], config))
+        print_tables(*(_table(KINDS[name], config) for name in ([role] if role is not None else KINDS)))
     except SettingsError as error:
         raise StartError(str(error), ExitCode.WRONG_USE) from error
 
 
 def _table(kind: type[RoleSettings], path: Path | None) -> Table:
     loaded = load(kind, path)
-    table = Table(title=kind.section, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in ("setting", "value", "source"):
-        table.add_column(column, no_wrap=True)
+    table = new_table(("setting", "value", "source"), title=kind.section)
     for field, source in loaded.sources.items():
         table.add_row(field, shown(getattr(loaded.settings, field), field), source)
     return table

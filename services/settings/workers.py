@@ -28,8 +28,9 @@ class WorkerSettings(ServingSettings):
     kv_memory: Size | None = Field(None, ge=2**20, description="Memory for KV, e.g. 2GiB; none: 2 GiB on a CPU.")
     max_context: int | None = Field(None, ge=16, description="Longest log in tokens; none: the model's own limit.")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX.")
-    cpu_turns: bool = Field(
-        False, description="Take turns on this host's cores with the other workers: one forward at a time."
+    cpu_turns: bool | None = Field(
+        None,
+        description="Take turns on this host's cores with its other workers, a forward each; none: `outrider up` decides.",
     )
 
 

@@ -19,11 +19,10 @@ from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
 from tools.identities import draft_identity, target_identity, tokenizer_bundle
 from tools.network import Endpoint, Network
+from tools.process import SECRET
 from tools.recorder import MemoryRecorder
 from tools.table_model import TableModel
 from tools.waiting import until
-
-SECRET = b"a secret of the tests"
 
 
 @dataclass(slots=True)
@@ -65,7 +64,41 @@ def quick_config(draft_length: int = 4, policy: Policy = Policy.FIXED, width: in
     )
 
 
-class Deployment:
+class SystemUnderTest:
+    """A running scheduler, and how tests talk to it."""
+
+    def __init__(self, scheduler: Scheduler, recorder: MemoryRecorder) -> None:
+        self.scheduler = scheduler
+        self.recorder = recorder
+
+    async def settled(self) -> bool:
+        return all(view.state in ("ready", "refused") for view in await self.scheduler.workers())
+
+    async def state_of(self, address: str) -> str:
+        return next((view.state for view in await self.scheduler.workers() if view.address == address), "unknown")
+
+    async def generate(self, request: GenerationRequest) -> Answer:
+        """The whole stream. Raises what the stream raises."""
+        answer: Answer | None = None
+        async for event in self.scheduler.generate(request):
+            match event:
+                case Started():
+                    answer = Answer(event)
+                case Tokens() if answer:
+                    answer.token_ids += event.token_ids
+                    answer.sources += event.sources
+                case Finished() if answer:
+                    answer.finished = event
+        if answer is None:
+            raise RuntimeError("the stream ended without any event")
+        return answer
+
+    async def plain(self, request: GenerationRequest) -> Answer:
+        """The same request without speculation: the reference of every equality."""
+        return await self.generate(replace(request, speculation=Speculation.OFF))
+
+
+class Deployment(SystemUnderTest):
     """Async context manager. Addresses are "target-0", "target-1", ..., "draft-0", ..."""
 
     def __init__(
@@ -77,16 +110,15 @@ class Deployment:
         draft_config: DraftConfig | None = None,
     ) -> None:
         self.models = list(models)
-        self.config = config or quick_config()
-        self.recorder = MemoryRecorder()
         self.network = Network()
+        recorder = MemoryRecorder()
+        super().__init__(Scheduler(config or quick_config(), self.network.make_link, recorder), recorder)
         self.targets: list[Endpoint[TargetItem, TargetResult]] = []
         self.drafts: list[Endpoint[DraftItem, DraftResult]] = []
         self._target_config = target_config or TargetConfig("target", SECRET)
         self._draft_config = draft_config or DraftConfig("draft", SECRET)
         self._specs = [draft if isinstance(draft, DraftSpec) else DraftSpec(draft) for draft in drafts]
         self._workers: list[TargetWorker | DraftWorker] = []
-        self.scheduler = Scheduler(self.config, self.network.make_link, self.recorder)
 
     async def __aenter__(self) -> Deployment:
         for model in self.models:
@@ -119,7 +151,7 @@ class Deployment:
 
     def new_draft_worker(self, spec: DraftSpec, worker_id: str) -> DraftWorker:
         """A started draft worker that ends with the deployment."""
-        identity = spec.identity or draft_identity(worker_id, vocabulary_size=0, drafter=spec.drafter.name)
+        identity = spec.identity or draft_identity(worker_id, drafter=spec.drafter.name)
         worker = DraftWorker(
             replace(self._draft_config, worker_id=worker_id), spec.drafter, replace(identity, worker_id=worker_id)
         )
@@ -141,32 +173,6 @@ class Deployment:
         self.drafts.append(endpoint)
         self.network.add(endpoint)
         return endpoint
-
-    async def settled(self) -> bool:
-        return all(view.state in ("ready", "refused") for view in await self.scheduler.workers())
-
-    async def state_of(self, address: str) -> str:
-        return next((view.state for view in await self.scheduler.workers() if view.address == address), "unknown")
-
-    async def generate(self, request: GenerationRequest) -> Answer:
-        """The whole stream. Raises what the stream raises."""
-        answer: Answer | None = None
-        async for event in self.scheduler.generate(request):
-            match event:
-                case Started():
-                    answer = Answer(event)
-                case Tokens() if answer:
-                    answer.token_ids += event.token_ids
-                    answer.sources += event.sources
-                case Finished() if answer:
-                    answer.finished = event
-        if answer is None:
-            raise RuntimeError("the stream ended without any event")
-        return answer
-
-    async def plain(self, request: GenerationRequest) -> Answer:
-        """The same request without speculation: the reference of every equality."""
-        return await self.generate(replace(request, speculation=Speculation.OFF))
 
     async def idle(self) -> None:
         """Until nothing of any request is left anywhere. Raises TimeoutError with what is."""

@@ -1,49 +1,65 @@
-"""Who the workers of a test say they are, with vocabularies of made-up tokens."""
+"""Who the workers of a test say they are, with a vocabulary of made-up words: "w0 w1 w2 ..."."""
 
 from __future__ import annotations
 
-import hashlib
+import json
+from collections.abc import Sequence
 
 from specdec.messages import Identity, Role, TokenizerBundle
+from specdec.vocabulary import VocabularyDigest
 
-RUN = 1024
+
+def words(count: int) -> list[str]:
+    return [f"w{token_id}" for token_id in range(count)]
 
 
-def vocabulary_digests(size: int, tokens: str = "token") -> tuple[str, bytes]:
-    """(sha256 over all ids as hex, sha256 of each run of 1,024 ids) of ids 0 to size - 1 named `tokens`."""
-    lines = [f"{token_id}:{tokens}{token_id}:0\n".encode() for token_id in range(size)]
-    runs = [hashlib.sha256(b"".join(lines[start : start + RUN])).digest() for start in range(0, size, RUN)]
-    return hashlib.sha256(b"".join(lines)).hexdigest(), b"".join(runs)
+def tokenizer_json(vocabulary: Sequence[str]) -> bytes:
+    """A tokenizer.json that takes text apart at blanks; an unknown word becomes id 0."""
+    model = {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(vocabulary)}, "unk_token": vocabulary[0]}
+    content: dict[str, object] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": model,
+    }
+    return json.dumps(content).encode()
 
 
 def target_identity(
     worker_id: str, vocabulary_size: int = 64, context_length: int = 512, model_name: str = "table"
 ) -> Identity:
-    sha256, runs = vocabulary_digests(vocabulary_size)
+    digest = VocabularyDigest.of(tokenizer_json(words(vocabulary_size)))
     return Identity(
         worker_id,
         Role.TARGET,
         model_name,
-        vocabulary_size,
-        sha256,
-        runs,
+        digest.size,
+        digest.sha256,
+        digest.run_digests,
         context_length=context_length,
         dtype="float32",
     )
 
 
 def draft_identity(
-    worker_id: str, vocabulary_size: int = 64, tokens: str = "token", drafter: str = "model", context_length: int = 0
+    worker_id: str, vocabulary: Sequence[str] = (), drafter: str = "model", context_length: int = 0
 ) -> Identity:
-    """vocabulary_size 0: a drafter without a model. Other `tokens` make another vocabulary of the same size."""
-    sha256, runs = vocabulary_digests(vocabulary_size, tokens) if vocabulary_size else ("", b"")
+    """An empty vocabulary: a drafter without a model."""
+    if not vocabulary:
+        return Identity(worker_id, Role.DRAFT, "", context_length=context_length, drafter=drafter)
+    digest = VocabularyDigest.of(tokenizer_json(vocabulary))
     return Identity(
         worker_id,
         Role.DRAFT,
-        "table-draft" if vocabulary_size else "",
-        vocabulary_size,
-        sha256,
-        runs,
+        "table-draft",
+        digest.size,
+        digest.sha256,
+        digest.run_digests,
         context_length=context_length,
         drafter=drafter,
     )
@@ -52,7 +68,7 @@ def draft_identity(
 def tokenizer_bundle(identity: Identity, stop_token_ids: tuple[int, ...] = ()) -> TokenizerBundle:
     return TokenizerBundle(
         identity.model_name,
-        b"{}",
+        tokenizer_json(words(identity.vocabulary_size)),
         chat_template=None,
         bos_token_id=None,
         stop_token_ids=stop_token_ids,

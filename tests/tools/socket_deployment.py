@@ -1,0 +1,140 @@
+"""The same system over real sockets: the scheduler here, every worker a process that a test may kill or stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from scheduler.config import SchedulerConfig
+from scheduler.scheduler import Scheduler
+from services.links import LinkConfig, link_factory
+from specdec.messages import Role
+from tools.deployment import SystemUnderTest, quick_config
+from tools.recorder import MemoryRecorder
+from tools.waiting import until
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+class WorkerProcess:
+    """One `python -m tools.MODULE` with its arguments."""
+
+    def __init__(self, role: Role, module: str, address: str, arguments: Sequence[str]) -> None:
+        self.role = role
+        self.address = address
+        self._module = module
+        self._arguments = list(arguments)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Raises RuntimeError if it was not started."""
+        if self._process is None:
+            raise RuntimeError(f"{self._module} was not started")
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Returns when it listens. Raises RuntimeError if it ends before that."""
+        environment = os.environ | {
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "GRPC_VERBOSITY": "NONE",
+        }
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            f"tools.{self._module}",
+            "--listen",
+            self.address,
+            *self._arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        line = await self._process.stdout.readline() if self._process.stdout else b""
+        if not line.startswith(b"ready "):
+            raise RuntimeError(f"tools.{self._module} ended at its start with code {await self._process.wait()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self.signal(signal.SIGKILL)
+        await self.ended()
+
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        return await self._process.wait() if self._process else 0
+
+    async def close(self) -> None:
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self.thaw()
+            self._process.kill()
+        await self._process.wait()
+        # The pipe's transport would otherwise be closed by the garbage collector, with a warning.
+        self._process._transport.close()  # type: ignore[attr-defined]
+
+
+class SocketDeployment(SystemUnderTest):
+    """Async context manager. targets, drafts: per worker the module and its arguments, as one string with blanks."""
+
+    def __init__(
+        self,
+        targets: Sequence[str] = ("table_target",),
+        drafts: Sequence[str] = (),
+        config: SchedulerConfig | None = None,
+        links: LinkConfig | None = None,
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ot", dir="/tmp"))
+        recorder = MemoryRecorder()
+        super().__init__(Scheduler(config or quick_config(), link_factory(links), recorder), recorder)
+        self.targets = [self._make(Role.TARGET, "t", i, command) for i, command in enumerate(targets)]
+        self.drafts = [self._make(Role.DRAFT, "d", i, command) for i, command in enumerate(drafts)]
+
+    async def __aenter__(self) -> SocketDeployment:
+        try:
+            await asyncio.gather(*(process.start() for process in self.processes))
+            await self.scheduler.start()
+            for process in self.processes:
+                self.scheduler.add_worker(process.role, process.address)
+            await until(self.settled, "every worker is ready or refused")
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        return [*self.targets, *self.drafts]
+
+    def _make(self, role: Role, prefix: str, index: int, command: str) -> WorkerProcess:
+        module, *arguments = command.split()
+        address = f"unix:{self._folder}/{prefix}{index}"
+        return WorkerProcess(role, module, address, ["--worker-id", f"{role.value}-{index}", *arguments])
+
+    async def _close(self) -> None:
+        await self.scheduler.close()
+        await asyncio.gather(*(process.close() for process in self.processes))
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -15,8 +15,8 @@ $(error PAIR is "$(PAIR)", must be qwen-coder or absent)
 endif
 
 PACKAGES := outrider specdec draft_worker target_worker scheduler services
-GENERATE = $(PY) -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) --mypy_out=$(1) \
-	--mypy_grpc_out=$(1) protos/outrider/v1/*.proto
+GENERATE = $(PY) -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) \
+	--mypy_grpc_out=quiet:$(1) protos/outrider/v1/*.proto
 
 # A path with a blank is only taken as a URL: pip splits the variable at blanks.
 blank := $(subst ,, )
@@ -106,14 +106,17 @@ always:
 
 # Asks the package index which build of torch would come, without fetching it.
 define SAY_SIZE
-import json, pathlib, subprocess, sys
+import importlib.util, json, pathlib, subprocess, sys
 torch = pathlib.Path("$(VENV)/torch.txt")
+pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--report", "-", "torch"]
 if torch.exists():
     print(f"Keeping {torch.read_text().strip()}. Installing the rest: about 95 MB to download.")
+elif importlib.util.find_spec("torch"):
+    print("Bringing .venv up to date.")
+elif (asked := subprocess.run(pip, capture_output=True, text=True)).returncode:
+    sys.exit("make: no package index answers, or none has torch for this Python: " + asked.stderr.strip()[-300:])
 else:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--report", "-", "torch"]
-    report = json.loads(subprocess.run(pip, check=True, capture_output=True, text=True).stdout)["install"]
-    needs = " ".join(report[0]["metadata"].get("requires_dist", [])) if report else ""
+    needs = " ".join(json.loads(asked.stdout)["install"][0]["metadata"].get("requires_dist", []))
     if "nvidia" in needs or "cuda" in needs:
         print("Installing torch with CUDA and the rest: roughly 3 GB to download, 7 GB on disk.")
         print("For a CPU build, or your own: make setup TORCH=<requirement or wheel file>")

@@ -18,7 +18,8 @@ class Policy(Enum):
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """scheduler_id: owner name in epochs. round_timeout: a target that shows no progress on a sequence for so long has
-    lost it. draft_timeout: a draft later than this is not waited for. admission_timeout: how long a request may wait
+    lost it. draft_timeout: a draft later than this is not waited for; min_draft_patience: and one that is usually quick is
+    waited for so long at least. admission_timeout: how long a request may wait
     for a live target or for room."""
 
     scheduler_id: str
@@ -32,6 +33,7 @@ class SchedulerConfig:
     probe_after_tokens: int = 32
     round_timeout: float = 10.0
     draft_timeout: float = 1.0
+    min_draft_patience: float = 0.05
     grant_tokens: int = 64
     admission_timeout: float = 30.0
     max_sequences: int = 256

@@ -14,7 +14,6 @@ from specdec.messages import DraftAdvance, DraftItem, DraftOpen, DraftPlan, Head
 from specdec.params import StopConditions
 
 _PREFILL_SECONDS_PER_TOKEN = 0.02
-_MIN_PATIENCE = 0.05
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Drafting:
         usual = self.worker.draft_time
         if usual is None:
             return self._config.draft_timeout
-        return min(self._config.draft_timeout, max(_MIN_PATIENCE, 4 * usual))
+        return min(self._config.draft_timeout, max(self._config.min_draft_patience, 4 * usual))
 
     def attach(self, worker: Worker, sequence_id: str) -> None:
         self.worker = worker

@@ -48,7 +48,8 @@ class DraftSpec:
 
 
 def quick_config(draft_length: int = 4, policy: Policy = Policy.FIXED, width: int = 1) -> SchedulerConfig:
-    """Quick to notice faults; speculates whatever the acceptance unless the policy says otherwise."""
+    """Reconnects quickly, speculates whatever the acceptance, and waits for every draft, so that a busy machine changes
+    no count."""
     return SchedulerConfig(
         "scheduler-test",
         SECRET,
@@ -57,6 +58,7 @@ def quick_config(draft_length: int = 4, policy: Policy = Policy.FIXED, width: in
         width=width,
         round_timeout=5.0,
         draft_timeout=5.0,
+        min_draft_patience=5.0,
         admission_timeout=5.0,
         reconnect_delay=0.01,
         max_reconnect_delay=0.05,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from specdec.candidates import EMPTY, ROOT, CandidateTree
@@ -12,18 +16,40 @@ from specdec.sampling import perturbed, process_logits
 from tools.table_law import TableLaw
 
 
-class TableDrafter:
-    """Knows the target's logits behind some contexts, and behind the others has a law of its own.
+@dataclass(frozen=True)
+class AgreeingLaw:
+    """The target's law behind some contexts, and behind the others one of its own.
 
     agreement: share of the contexts that it knows, and so about the acceptance rate of its chains.
     """
 
+    target: TableLaw
+    agreement: float
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.target.vocabulary_size
+
+    @property
+    def order(self) -> int:
+        return self.target.order
+
+    @cached_property
+    def own(self) -> TableLaw:
+        return replace(self.target, salt=self.target.salt + " drafter")
+
+    def logits(self, context: Sequence[int]) -> npt.NDArray[np.float32]:
+        own = self.own.logits(context)
+        return self.target.logits(context) if float(own[0]) < self.agreement * self.own.sharpness else own
+
+
+class TableDrafter:
+    """Proposes what an `AgreeingLaw` says under the shared noise."""
+
     def __init__(self, target: TableLaw, agreement: float = 0.8, *, context_length: int = 0) -> None:
         self.name = "table"
         self.context_length = context_length
-        self._target = target
-        self._other = TableLaw(target.vocabulary_size, target.order, target.sharpness, target.salt + " drafter")
-        self._agreement = agreement
+        self._law = AgreeingLaw(target, agreement)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
         return [self._tree(job) for job in jobs]
@@ -48,9 +74,7 @@ class TableDrafter:
 
     def _siblings(self, tokens: Sequence[int], job: DraftJob) -> list[int]:
         """The likeliest children under the shared noise, best first."""
-        own = self._other.logits(tokens)
-        known = float(own[0]) < self._agreement * self._other.sharpness
-        logits = torch.tensor(self._target.logits(tokens) if known else own).unsqueeze(0)
+        logits = torch.tensor(self._law.logits(tokens)).unsqueeze(0)
         if job.sampling.temperature == 0.0:
             scores = logits[0]
         else:

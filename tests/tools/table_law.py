@@ -5,11 +5,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 CACHED_CONTEXTS = 1 << 16
+
+
+class Law(Protocol):
+    """What a table model computes."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def order(self) -> int:
+        """Tokens that it looks back."""
+        ...
+
+    def logits(self, context: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits of the token behind `context`: [vocabulary_size], float32. Read-only."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from specdec.candidates import ROOT
 from specdec.engine.model import Segment
 from specdec.log import Log
 from tools.table_kv import TableSequence, TableStore
-from tools.table_law import TableLaw
+from tools.table_law import Law, TableLaw
 
 
 class FaultKind(Enum):
@@ -53,7 +53,7 @@ class TableModel:
 
     def __init__(
         self,
-        law: TableLaw | None = None,
+        law: Law | None = None,
         *,
         name: str = "table",
         context_length: int = 512,
@@ -63,7 +63,7 @@ class TableModel:
         faults: Sequence[Fault] = (),
         delay: float = 0.0,
     ) -> None:
-        self.law = law or TableLaw()
+        self.law: Law = law or TableLaw()
         self.name = name
         self.vocabulary_size = self.law.vocabulary_size
         self.context_length = context_length

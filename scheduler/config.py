@@ -18,9 +18,8 @@ class Policy(Enum):
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """scheduler_id: owner name in epochs. round_timeout: a target that shows no progress on a sequence for so long has
-    lost it. draft_timeout: a draft later than this is not waited for; min_draft_patience: and one that is usually quick is
-    waited for so long at least. admission_timeout: how long a request may wait
-    for a live target or for room."""
+    lost it. draft_timeout: a draft later than this is not waited for; min_draft_patience: shortest wait for a draft
+    that is usually quick. admission_timeout: how long a request may wait for a live target or for room."""
 
     scheduler_id: str
     secret: bytes = b""

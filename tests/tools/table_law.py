@@ -43,7 +43,9 @@ class TableLaw:
     sharpness: float = 8.0
     salt: str = "table"
     padding: int = 0
-    _cache: dict[tuple[int, ...], npt.NDArray[np.float32]] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[tuple[int, ...], npt.NDArray[np.float32]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     def logits(self, context: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits of the token behind `context`: [vocabulary_size], float32. Read-only."""

@@ -42,7 +42,7 @@ class Child:
         self._on_line, self._on_exit = on_line, on_exit
         self._process = subprocess.Popen(
             (sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *spec.command),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # never written to; it ends when we do, for commands that watch it
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(spec.environment),
@@ -89,5 +89,7 @@ class Child:
 
     def _wait(self) -> None:
         code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._reader.join(timeout=0.5)  # a grandchild may hold the pipe open for longer
         self._on_exit(self, code)

@@ -30,7 +30,7 @@ class WorkerSettings(ServingSettings):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX.")
     cpu_turns: bool | None = Field(
         None,
-        description="Take turns on this host's cores with its other workers, a forward each; none: `outrider up` decides.",
+        description="Take turns on the host's cores with its other workers; none: `outrider up` decides.",
     )
 
 

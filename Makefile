@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Workers that spin while they wait starve each other on shared cores; read once, when torch is imported.
 export OMP_WAIT_POLICY := passive
-export OMP_NUM_THREADS ?= 2
+test test-slow: export OMP_NUM_THREADS := 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo test test-slow check protos check-protos format bench clean
@@ -97,7 +97,7 @@ endif
 
 # The tools on top.
 $(VENV)/.dev: $(VENV)/.runtime
-	@echo 'Installing the development tools: about 100 MB to download, 0.3 GB on disk.'
+	@test -x $(VENV)/bin/pytest || echo 'Installing the development tools: about 100 MB to download, 0.3 GB on disk.'
 	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install -qq --no-build-isolation --editable '.[dev]'
 	@touch $@
 

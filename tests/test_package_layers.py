@@ -4,7 +4,9 @@ what really is in `sys.modules`, sub-packages of other distributions, and whethe
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -99,3 +101,40 @@ def test_contract_of_the_torch_free_part_names_all_of_it() -> None:
     (contract,) = (c for c in contracts if "torch-free" in c["name"])
 
     assert sorted(contract["source_modules"]) == [name for name in torch_free_part() if name != "specdec"]
+
+
+def declared(*extras: str) -> set[str]:
+    """Distributions that `outrider[extras]` asks for itself, normalised."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return {normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in wanted}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(
+    ("packages", "extras"),
+    [
+        (["outrider"], []),
+        (["scheduler"], []),
+        (["specdec", "draft_worker", "target_worker"], ["service", "worker"]),
+        (["services"], ["service", "scheduler", "worker", "embedded"]),
+    ],
+    ids=["sdk", "scheduler", "workers", "services"],
+)
+def test_every_import_is_a_declared_dependency(packages: list[str], extras: list[str]) -> None:
+    """What comes only with another package breaks when that one drops it."""
+    providers = importlib.metadata.packages_distributions()
+    ours = {*CORE, "services", "outrider"}
+    undeclared = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for package in packages
+        for file in (ROOT / package).rglob("*.py")
+        for name in imported(file)
+        if (top := name.split(".")[0]) not in sys.stdlib_module_names | ours
+        and not {normal(d) for d in providers.get(top, [])} & declared(*extras)
+    }
+
+    assert sorted(undeclared) == []

@@ -47,7 +47,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         max_seconds: float = MAX_SECONDS,
@@ -58,7 +58,7 @@ class ChatTemplate:
         refuses the messages, fails, writes too much or takes longer than `max_seconds`.
         """
         values = {**self._special_tokens, **_plain(variables or {})}
-        values |= {"messages": [_message(message) for message in messages], "tools": _plain(list(tools))}
+        values |= {"messages": [_message(message) for message in messages], "tools": _plain(tools)}
         values |= {"documents": _plain(documents), "add_generation_prompt": add_generation_prompt}
         deadline = _deadline.set(time.monotonic() + max_seconds)
         try:

@@ -11,7 +11,7 @@ import tokenizers
 
 from services.detokenizer import IncrementalDetokenizer, TokenReader, detokenizer
 from specdec.messages import TokenizerBundle
-from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
+from specdec.vocabulary import InvalidTokenizer, read_tokens
 
 __all__ = ["IncrementalDetokenizer", "InvalidTokenizer", "Tokenizer", "load_bundle"]
 
@@ -21,7 +21,8 @@ class Tokenizer:
 
     def __init__(self, bundle: TokenizerBundle) -> None:
         try:
-            self._inner = tokenizers.Tokenizer.from_str(bundle.tokenizer_json.decode())
+            content = json.loads(bundle.tokenizer_json)
+            self._inner = tokenizers.Tokenizer.from_str(_without_placeholders(content, bundle))
         except Exception as error:  # the library raises bare Exception
             raise InvalidTokenizer(f"cannot read the tokenizer of {bundle.model_name}: {error}") from error
         # A prompt is never cut or padded, whatever the file was last used for.
@@ -29,7 +30,7 @@ class Tokenizer:
         self._inner.no_padding()
         self.bundle = bundle
         self._reader = TokenReader(self._inner)
-        self._decoder = json.loads(bundle.tokenizer_json).get("decoder")
+        self._decoder: dict[str, Any] | None = content.get("decoder")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
@@ -60,6 +61,15 @@ class Tokenizer:
         return 0 <= token_id < self.bundle.vocabulary_size
 
 
+def _without_placeholders(content: dict[str, Any], bundle: TokenizerBundle) -> str:
+    """A prompt that spells out a placeholder added to the vocabulary's end must not become its id."""
+    added = content.get("added_tokens") or []
+    real = [token for token in added if token["id"] < bundle.vocabulary_size]
+    if len(real) == len(added):
+        return bundle.tokenizer_json.decode()
+    return json.dumps({**content, "added_tokens": real})
+
+
 def load_bundle(folder: Path, model_name: str = "") -> TokenizerBundle:
     """Reads a model folder's tokenizer.json, chat template, special and stop ids, and context length.
 
@@ -68,27 +78,26 @@ def load_bundle(folder: Path, model_name: str = "") -> TokenizerBundle:
     try:
         tokenizer_json = (folder / "tokenizer.json").read_bytes()
     except OSError as error:
-        raise InvalidTokenizer(
-            f"{folder} has no tokenizer.json ({error.strerror}): convert the model's tokenizer"
-        ) from error
+        raise InvalidTokenizer(f"{folder} has no readable tokenizer.json ({error.strerror})") from error
     config, generation, settings = (
         _read_json(folder / name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     )
     special_tokens = _special_tokens(settings, _read_json(folder / "special_tokens_map.json"))
-    inner = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
+    tokens = read_tokens(tokenizer_json)
+    ids = {token.text: token.token_id for token in tokens}
     text_config = {**config, **(config.get("text_config") or {})}
     bos_token = special_tokens.get("bos_token")
     stop_ids = [*_ids(generation.get("eos_token_id")), *_ids(text_config.get("eos_token_id"))]
     if (eos_token := special_tokens.get("eos_token")) is not None:
-        stop_ids += _ids(inner.token_to_id(eos_token))
+        stop_ids += _ids(ids.get(eos_token))
     return TokenizerBundle(
         model_name=model_name or folder.name,
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder, settings),
-        bos_token_id=inner.token_to_id(bos_token) if bos_token is not None else None,
+        bos_token_id=ids.get(bos_token) if bos_token is not None else None,
         stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         context_length=int(text_config.get("max_position_embeddings") or text_config.get("n_positions") or 0),
-        vocabulary_size=VocabularyDigest.of(tokenizer_json).size,
+        vocabulary_size=tokens[-1].token_id + 1,
         special_tokens=special_tokens,
     )
 

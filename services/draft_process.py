@@ -16,6 +16,7 @@ from services.worker_start import (
     model_identity,
     prepare,
     refuse_exposed,
+    say_serving,
     serve,
     serve_options,
     served_name,
@@ -42,6 +43,7 @@ def run_draft(settings: DraftSettings) -> int:
         serve_draft(
             worker,
             settings.listen,
+            on_ready=say_serving,
             lease=make_lease(settings, worker),
             options=serve_options(settings, settings.listen),
         )

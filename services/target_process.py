@@ -17,6 +17,7 @@ from services.worker_start import (
     model_identity,
     prepare,
     refuse_exposed,
+    say_serving,
     serve,
     serve_options,
     served_name,
@@ -53,6 +54,7 @@ def run_target(settings: TargetSettings) -> int:
             worker,
             bundle,
             settings.listen,
+            on_ready=say_serving,
             lease=make_lease(settings, worker),
             options=serve_options(settings, settings.listen),
         )

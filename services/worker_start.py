@@ -84,9 +84,12 @@ def served_name(name: str, folder: Path) -> str:
 
 def load_model(settings: WorkerSettings, folder: Path, patience: float) -> LanguageModel:
     """The model in `folder`. Imports torch. Raises StartError."""
+    from transformers.utils import logging as transformers_logging
+
     from specdec.engine.errors import ModelRefused
     from specdec.engine.loading import load
 
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: LanguageModel = load(
             folder,
@@ -160,6 +163,10 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+async def say_serving(address: str) -> None:
+    log.info("serving at %s", address)
 
 
 def serve(work: Coroutine[Any, Any, None]) -> int:

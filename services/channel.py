@@ -48,8 +48,8 @@ class ChannelConfig:
             # A link that is made anew must not inherit the back-off of the one that broke.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 1000),
-            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.min_reconnect_backoff_ms", 5000),
+            ("grpc.max_reconnect_backoff_ms", 5000),
         ]
 
 

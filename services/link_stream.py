@@ -28,7 +28,7 @@ CLOSE_TIMEOUT = 1.0
 """Seconds that a worker has to take the last items and answer an explicit close."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a generic frozen one
 class LinkCodec(Generic[Item, Result]):
     """refuse: the result that stands for an item which no message can hold."""
 

@@ -101,7 +101,8 @@ class Server:
         try:
             for address in self.config.addresses:
                 self.addresses += (self._bind(address),)
-        except (PortInUse, CannotListen):
+        except StartError:
+            await self.grpc.start()  # only a started server gives back what it has bound
             await self.drain(0)
             raise
         await self.grpc.start()
@@ -129,6 +130,8 @@ class Server:
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             _check_socket_path(address)
+        else:
+            _check_host_and_port(address)
         try:
             if self.config.tls is None:
                 port = self.grpc.add_insecure_port(address)
@@ -168,11 +171,16 @@ def _check_socket_path(address: str) -> None:
     raise PortInUse(address)
 
 
-def _bind_error(address: str) -> Exception:
+def _check_host_and_port(address: str) -> None:
+    """gRPC takes an address without port, or with one that is too large, and listens somewhere else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise CannotListen(f"{address} is no address: write HOST:PORT or unix:PATH")
+
+
+def _bind_error(address: str) -> StartError:
     """gRPC does not say why it could not bind; the system does."""
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        return CannotListen(f"{address} is no address: write HOST:PORT or unix:PATH")
     try:
         resolved = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:

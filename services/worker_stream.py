@@ -54,7 +54,7 @@ class StreamWorker(Protocol[ItemIn, ResultOut]):
     def load(self) -> Load: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a generic frozen one
 class StreamCodec(Generic[Item, Result, Request, Response]):
     """decode: the good items of a message, and a result for each bad one. owes: the worker must answer this item."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.v1 import draft_service_pb2, target_service_pb2
+from outrider.v1 import draft_service_pb2, target_service_pb2, types_pb2
 from scheduler.scheduler import WorkerView
 from services import codec, codec_control, codec_draft, codec_target
 from services.codec import InvalidMessage
@@ -251,7 +251,8 @@ def test_a_broken_item_is_refused_by_the_name_of_its_field(
     with pytest.raises(InvalidMessage) as caught:
         codec_target.decode_item(broken)
     assert caught.value.field == field
-    assert str(caught.value).startswith(field) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(field)
+    assert "\n" not in str(caught.value)
 
 
 def test_more_candidates_than_a_block_may_hold_are_refused() -> None:
@@ -270,7 +271,8 @@ def test_a_broken_item_is_answered_alone() -> None:
     (refusal,) = refused
     assert refusal.header.sequence_id == "broken"
     assert refusal.header.epoch == HEADER.epoch
-    assert isinstance(refusal.body, Refusal) and refusal.body.reason is RefusalReason.INVALID
+    assert isinstance(refusal.body, Refusal)
+    assert refusal.body.reason is RefusalReason.INVALID
     # The answer itself keeps the contract.
     assert codec_target.decode_result(codec_target.encode_result(refusal)) == refusal
 
@@ -292,9 +294,10 @@ def test_a_garbage_block_becomes_a_failure_of_its_sequence_alone() -> None:
     results = codec_draft.decode_results([garbage, draft_service_pb2.DraftResult(), block])
     assert [type(result.body) for result in results] == [Failure, DraftBlock]
     wrong = codec_target.encode_result(TargetResult(HEADER, Committed((1,), (TokenSource.PLAIN,))))
-    wrong.committed.sources[0] = 0
+    wrong.committed.sources[0] = types_pb2.TOKEN_SOURCE_UNSPECIFIED
     (failure,) = codec_target.decode_results([wrong])
-    assert isinstance(failure.body, Failure) and "committed.sources[0]" in failure.body.message
+    assert isinstance(failure.body, Failure)
+    assert "committed.sources[0]" in failure.body.message
 
 
 def test_split_keeps_order_and_size() -> None:

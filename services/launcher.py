@@ -81,7 +81,8 @@ class Launcher:
         self.deployment = deployment
         self._output = output
         self._start_timeout = start_timeout
-        self._names = {worker.listen: worker.worker_id for worker in (*deployment.targets, *deployment.drafts)}
+        self._names = {target.listen: target.worker_id for target in deployment.targets}
+        self._names |= {draft.listen: draft.worker_id for draft in deployment.drafts}
         self._ready: set[str] = set()
         self._started = time.monotonic()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import logging.handlers
 import sys
 import threading
 import time
@@ -27,10 +29,8 @@ class Output:
     def line(self, name: str, line: str) -> None:
         """A line as process `name` wrote it."""
         with self._lock:
-            try:
+            with contextlib.suppress(OSError, ValueError):  # the terminal may be gone; the files can still be read
                 print(role_prefix(name, self._colours) + line, file=self._stream, flush=True)
-            except (OSError, ValueError):
-                pass  # the terminal is gone; the files may still be read
             if self._log_dir is not None:
                 self._file(self._log_dir, name).emit(logging.makeLogRecord({"msg": line}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -33,15 +33,14 @@ class StatusProbe:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def ask(self) -> control.GetStatusResponse | None:
         """None while nobody answers."""
         stub = control_grpc.ControlServiceStub(self._channel)
         try:
-            answer = await stub.GetStatus(
+            return await stub.GetStatus(
                 control.GetStatusRequest(), timeout=PROBE_SECONDS, metadata=self._metadata or None
             )
         except grpc.aio.AioRpcError:
             return None
-        return cast(control.GetStatusResponse, answer)

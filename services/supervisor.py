@@ -122,7 +122,8 @@ class Supervisor:
     def close(self) -> None:
         """Removes the folder. Call last."""
         self.kill()
-        self.failure.cancel()
+        if not self.failure.cancel() and not self.failure.cancelled():
+            self.failure.exception()  # looked at, so that asyncio does not complain
         self._guard.close()
 
     def _start(self, spec: ChildSpec) -> None:

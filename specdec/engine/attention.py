@@ -164,7 +164,7 @@ def running(forward: PagedForward) -> Iterator[None]:
 
 
 IGNORED_ARGUMENTS = frozenset(
-    {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "logits_to_keep"}
+    {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_router_logits", "logits_to_keep"}
 )
 """Arguments of a layer's call that change nothing in a causal forward without dropout."""
 

@@ -10,7 +10,9 @@ import torch
 
 from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
+from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner
+from specdec.engine.self_test import self_test as run_self_test
 from specdec.engine.vocabulary_size import real_vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ def load(
     name = folder.stem if folder.suffix == ".gguf" else folder.name
     torch_dtype = resolve_dtype(dtype, device)
     model = read_model(folder, torch_dtype).to(device).eval()
-    return build_runner(
+    runner = build_runner(
         model,
         name=name,
         vocabulary_size=vocabulary_size or real_vocabulary_size(folder),
@@ -50,6 +52,9 @@ def load(
         implementation=attention,
         max_context=max_context,
     )
+    if self_test:
+        run_self_test(runner)
+    return runner
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
@@ -113,7 +118,15 @@ def build_runner(
     if implementation not in attention_seam.IMPLEMENTATIONS:
         raise ValueError(f"attention is {implementation}, must be one of {', '.join(attention_seam.IMPLEMENTATIONS)}")
     config = model.config.get_text_config()
-    context_length = min(config.max_position_embeddings, max_context or config.max_position_embeddings)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None or getattr(config, "num_attention_heads", None) is None:
+        raise ModelRefused(
+            f"{name} ({type(model).__name__}) states no attention heads or no context length: it is recurrent or of an "
+            "unknown kind; use a model with causal attention"
+        )
+    context_length = min(limit, max_context or limit)
+    if freeze_rope(model, context_length):
+        log.info("%s: RoPE factors frozen for a context of %d tokens", name, context_length)
     page_size = PAGE_SIZE_CUDA if model.device.type == "cuda" else PAGE_SIZE_CPU
     per_block = KvShape.of(config, model.dtype).bytes_per_token * page_size
     blocks = kv_memory // per_block

@@ -1,0 +1,109 @@
+"""An answer as it streams: each piece in the colour of where it came from, and the figures at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TextIO
+
+from services.logs import use_colours
+from specdec.commit import TokenSource
+
+COLOURS = {
+    TokenSource.ACCEPTED: "32",
+    TokenSource.CORRECTION: "33",
+    TokenSource.BONUS: "33",
+    TokenSource.PLAIN: "36",
+}
+_LEGEND = (
+    (TokenSource.ACCEPTED, "accepted from the draft"),
+    (TokenSource.CORRECTION, "correction or bonus of the target"),
+    (TokenSource.PLAIN, "plain, without a draft"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a finished answer tells of itself. Durations in seconds."""
+
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    duration: float
+    time_to_first_token: float
+    mode: str
+    acceptance_rate: float | None
+    mean_acceptance_length: float
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_plain_steps: int = 0
+    num_failovers: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.completion_tokens / self.duration if self.duration > 0 else 0.0
+
+    def line(self) -> str:
+        """One line for people."""
+        rate = "-" if self.acceptance_rate is None else f"{self.acceptance_rate:.0%}"
+        return (
+            f"{self.completion_tokens} tokens in {self.duration:.2f} s: {self.tokens_per_second:.1f} tokens/s, "
+            f"acceptance rate {rate}, mean acceptance length {self.mean_acceptance_length:.2f}, mode {self.mode}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens_per_second": self.tokens_per_second}
+
+
+@dataclass(slots=True)
+class Answer:
+    """All of an answer, for `--json` and for comparisons."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    model: str = ""
+    seed: int | None = None
+    figures: Figures | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "seed": self.seed,
+            "figures": self.figures.as_dict() if self.figures else None,
+        }
+
+
+class AnswerView:
+    """Writes pieces of text as they come; colours only on a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._colours = use_colours(self._stream)
+        self._ended_line = True
+
+    def write(self, pieces: Iterable[tuple[str, TokenSource]]) -> None:
+        for text, source in pieces:
+            if text:
+                self._stream.write(self._painted(text, source))
+                self._ended_line = text.endswith("\n")
+        self._stream.flush()
+
+    def end_line(self) -> None:
+        if not self._ended_line:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._ended_line = True
+
+    def legend(self) -> str:
+        """What the colours mean; empty where there are none."""
+        if not self._colours:
+            return ""
+        return "   ".join(self._painted(f"■ {meaning}", source) for source, meaning in _LEGEND)
+
+    def _painted(self, text: str, source: TokenSource) -> str:
+        return f"\x1b[{COLOURS[source]}m{text}\x1b[0m" if self._colours else text

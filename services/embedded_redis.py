@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from services.redis_client import REDIS_FAILURES, connect
+from services.start_error import StartError
 
 SERVER_NAMES = ("redis-server", "valkey-server")
 MAX_SOCKET_PATH = 107
@@ -23,7 +24,7 @@ STOP_SECONDS = 5.0
 MEMORY_LIMIT = "256mb"
 
 
-class EmbeddedRedisError(Exception):
+class EmbeddedRedisError(StartError):
     """No redis-server was found, or it did not start. The message is one line and names the cure."""
 
 

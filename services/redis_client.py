@@ -11,13 +11,15 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from services.start_error import StartError
+
 SCHEMES = ("redis", "rediss", "unix")
 
 REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 """What a command may raise when Redis is down, slow, read-only or full."""
 
 
-class RedisUnavailable(Exception):
+class RedisUnavailable(StartError):
     """Redis cannot be reached, or its URL is wrong. The message is one line and names the cure."""
 
 

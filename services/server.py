@@ -11,6 +11,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_channelz.v1 import channelz
@@ -79,10 +80,10 @@ class ServerConfig:
 class Server:
     """One `grpc.aio` server. Add servicers to `grpc`, `start`, and in the end `drain`."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = ()) -> None:
         """Call inside the event loop that will run it."""
         self.config = config
-        self.grpc = grpc.aio.server(options=config.options())
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=config.options())
         self.addresses: tuple[str, ...] = ()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

@@ -1,0 +1,207 @@
+"""`outrider scheduler`: gateway, scheduler, discovery, records and the embedded Redis in one process. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+
+from outrider.v1 import control_service_pb2_grpc as control_grpc
+from outrider.v1 import generation_service_pb2_grpc as generation_grpc
+from outrider.version import __version__
+from scheduler.links import AnyLink, LinkFactory, SequenceRecord
+from scheduler.scheduler import Scheduler
+from services import control_servicer, generation_servicer, logs
+from services.channel import ChannelConfig, ClientTls
+from services.codec_control import SequenceView
+from services.control_servicer import SchedulerControlServicer
+from services.discovery import WorkerWatcher
+from services.embedded_redis import embedded_redis
+from services.gateway import Gateway
+from services.generation_servicer import GenerationServicer
+from services.interceptors import ApiKeyInterceptor
+from services.links import LinkConfig, link_factory
+from services.metadata import Metadata, RedisRecorder
+from services.redis_client import require
+from services.server import PortInUse, Server, ServerConfig, TlsFiles
+from services.settings import SchedulerSettings
+from services.start_error import ExitCode, StartError
+from specdec.messages import Epoch, Role
+
+READINESS_SECONDS = 0.05
+LAST_CALLS_SECONDS = 1.0
+"""What calls get to end once the sequences have."""
+
+OnReady = Callable[[str], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+def run_scheduler(settings: SchedulerSettings) -> int:
+    """Serves until SIGTERM or Ctrl-C; returns the exit code. Raises StartError."""
+    try:
+        logs.configure("scheduler", settings.log_level, settings.log_dir)
+    except OSError as error:
+        raise StartError(f"cannot write to log_dir {settings.log_dir}: {error.strerror}") from error
+    asyncio.run(serve_scheduler(settings))
+    return ExitCode.OK
+
+
+async def serve_scheduler(
+    settings: SchedulerSettings, *, on_ready: OnReady | None = None, stop: asyncio.Event | None = None
+) -> None:
+    """Serves until SIGTERM (or `stop`), then drains. on_ready is told the real address, once the server listens.
+
+    Raises StartError if it cannot serve as configured.
+    """
+    refuse_exposed(settings)
+    stop = stop or asyncio.Event()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_signals(stop))
+        server = _server(settings)
+        url = await _redis_url(settings, stack)
+        recorder = RedisRecorder(url)
+        scheduler = Scheduler(settings.scheduler_config(), make_links(settings), recorder)
+        static = (*settings.targets, *settings.drafters)
+        watcher = WorkerWatcher(url, scheduler, static=static)
+        address = await _listen(server, settings, scheduler, recorder, watcher)
+        stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
+        for part in (recorder, scheduler, watcher):
+            await part.start()
+            stack.push_async_callback(part.close)
+        for role, addresses in ((Role.TARGET, settings.targets), (Role.DRAFT, settings.drafters)):
+            for worker in addresses:
+                scheduler.add_worker(role, worker)
+        log.info("serving at %s", address)
+        if on_ready is not None:
+            await on_ready(address)
+        await _follow_readiness(server, scheduler, stop)
+        log.info("draining %d sequences", scheduler.active_sequences())
+        await server.set_ready(False)
+        await scheduler.drain(settings.drain_timeout)
+
+
+def refuse_exposed(settings: SchedulerSettings) -> None:
+    """Raises StartError if the API would be open to other machines with neither API key nor TLS."""
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise StartError("tls_cert and tls_key belong together: give both", ExitCode.WRONG_USE)
+    if settings.api_keys or settings.tls_cert or settings.allow_unauthenticated or is_loopback(settings.grpc_host):
+        return
+    raise StartError(
+        f"{settings.grpc_host} can be reached from other machines and nothing protects it: "
+        "set api_keys or tls_cert and tls_key, or give --allow-unauthenticated",
+        ExitCode.WRONG_USE,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. Names but `localhost` are not trusted to stay what they are."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_links(settings: SchedulerSettings) -> LinkFactory:
+    """TLS to workers on other machines if tls_ca says whom to trust; private sockets need none."""
+    plain = link_factory()
+    if settings.tls_ca is None:
+        return plain
+    tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    secured = link_factory(LinkConfig(channel=ChannelConfig(tls=tls)))
+
+    def make_link(role: Role, address: str) -> AnyLink:
+        return plain(role, address) if address.startswith("unix:") else secured(role, address)
+
+    return make_link
+
+
+def _server(settings: SchedulerSettings) -> Server:
+    tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host.strip("[]") else settings.grpc_host
+    config = ServerConfig((f"{host}:{settings.grpc_port}",), tls=tls)
+    return Server(config, [ApiKeyInterceptor(settings.api_keys)] if settings.api_keys else [])
+
+
+async def _redis_url(settings: SchedulerSettings, stack: AsyncExitStack) -> str:
+    if settings.redis_url is None:
+        return await stack.enter_async_context(embedded_redis(socket=settings.redis_socket))
+    await require(settings.redis_url)
+    return settings.redis_url
+
+
+async def _listen(
+    server: Server, settings: SchedulerSettings, scheduler: Scheduler, recorder: Metadata, watcher: WorkerWatcher
+) -> str:
+    """Returns the real address. Raises StartError."""
+    generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(Gateway(scheduler)), server.grpc)
+    control = SchedulerControlServicer(
+        scheduler,
+        __version__,
+        sequences=lambda limit: [_view(record) for record in recorder.running(limit)],
+        metadata_state=lambda: recorder.state,
+        leases=watcher.leases,
+    )
+    control_grpc.add_ControlServiceServicer_to_server(control, server.grpc)
+    try:
+        (address,) = await server.start((generation_servicer.SERVICE_NAME, control_servicer.SERVICE_NAME))
+    except PortInUse as error:
+        raise StartError(
+            f"port {settings.grpc_port} on {settings.grpc_host} is taken: choose another one with --grpc-port"
+        ) from error
+    return address
+
+
+def _view(record: SequenceRecord) -> SequenceView:
+    return SequenceView(
+        sequence_id=record.sequence_id,
+        epoch=Epoch(record.epoch_number, record.epoch_owner),
+        prompt_length=record.prompt_length,
+        committed_length=record.committed_length,
+        target_worker=record.target_worker,
+        draft_worker=record.draft_worker,
+        mode="speculative" if record.draft_worker else "plain",
+    )
+
+
+async def _follow_readiness(server: Server, scheduler: Scheduler, stop: asyncio.Event) -> None:
+    """Until it is told to stop: ready is having a live target."""
+    ready = False
+    while not stop.is_set():
+        if scheduler.ready != ready:
+            ready = scheduler.ready
+            log.info("ready" if ready else "not ready: no live target worker")
+            await server.set_ready(ready)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READINESS_SECONDS):
+                await stop.wait()
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C drain, a second Ctrl-C ends at once. A terminal sends Ctrl-C to a launcher's children too;
+    those wait for SIGTERM. In a thread other than the main one nothing is changed."""
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        if os.environ.get(logs.LAUNCHED_VARIABLE):
+            return
+        if stop.is_set():
+            os._exit(ExitCode.INTERRUPTED)  # the embedded Redis sees its pipe close
+        stop.set()
+
+    caught: list[signal.Signals] = []
+    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+        for number, handler in ((signal.SIGTERM, stop.set), (signal.SIGINT, interrupt)):
+            loop.add_signal_handler(number, handler)
+            caught.append(number)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)

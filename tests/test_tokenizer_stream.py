@@ -46,6 +46,13 @@ def byte_level() -> Inner:
     return with_added_tokens(inner)
 
 
+def byte_level_and_more() -> Inner:
+    """A decoder of no known shape over bytes."""
+    inner = byte_level()
+    inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("horse", "mare")])
+    return inner
+
+
 def byte_fallback(strip: bool) -> Inner:
     pieces = [
         "<unk>",
@@ -96,6 +103,7 @@ def no_decoder() -> Inner:
 
 BUILDERS: dict[str, Callable[[], Inner]] = {
     "byte-level": byte_level,
+    "byte-level and more": byte_level_and_more,
     "byte-fallback": lambda: byte_fallback(strip=True),
     "byte-fallback without strip": lambda: byte_fallback(strip=False),
     "metaspace": metaspace,
@@ -133,7 +141,7 @@ def test_pieces_of_any_ids_join_to_the_full_decode(kind: str, data: st.DataObjec
     assert joined == model.decode(token_ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback", "byte-fallback without strip"])
+@pytest.mark.parametrize("kind", [kind for kind in BUILDERS if kind.startswith("byte")])
 @settings(max_examples=150, deadline=None)
 @given(text=st.one_of(st.text(max_size=30), st.lists(st.sampled_from(TEXTS), max_size=3).map("".join)))
 def test_any_text_comes_back_and_no_piece_breaks_a_character(kind: str, text: str) -> None:

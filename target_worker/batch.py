@@ -68,8 +68,11 @@ class Selector:
         return self._reserve(self._within_budget(possible), running)
 
     def starved(self, sequences: Iterable[TargetSequence], now: float) -> list[TargetSequence]:
-        """After an empty selection: sequences that have work but no KV even with the pool to themselves."""
-        return [s for s in sequences if not s.finished and now < s.deadline and self._wants(s, now)]
+        """After an empty selection: sequences that have work but no KV even with the pool to themselves. Others wait
+        for those that hold KV and have nothing to do at the moment."""
+        unfinished = [s for s in sequences if not s.finished]
+        holders = [s for s in unfinished if self._kv_length(s) > 0]
+        return [s for s in unfinished if now < s.deadline and holders in ([], [s]) and self._wants(s, now)]
 
     def _wants(self, sequence: TargetSequence, now: float) -> bool:
         return make_work(sequence, self._kv_length(sequence), self._config.prefill_chunk, now) is not None

@@ -79,12 +79,11 @@ class TargetWorker:
             batch = self._selector.select(self._intake.sequences.values(), now)
             if batch:
                 self._settle(step(self._model, batch), len(batch), outgoing)
-            else:
-                self._fail_starved(now, outgoing)
+            nothing_to_do = not batch and not self._fail_starved(now, outgoing)
             self._count()
             self._mailbox.send(outgoing)
-            if not batch:
-                self._wait()
+            if nothing_to_do:
+                self._wait(now)
 
     def _receive(self, outgoing: dict[int, list[TargetResult]]) -> None:
         items, closed = self._mailbox.take()
@@ -109,21 +108,25 @@ class TargetWorker:
                     self._model.truncate(sequence.sequence_id, 0)
                 outgoing[sequence.session] += self._intake.reconsider_held(sequence)
 
-    def _fail_starved(self, now: float, outgoing: dict[int, list[TargetResult]]) -> None:
-        """Nothing could be placed although there is work: not even the oldest sequence fits into the KV pool."""
-        for sequence in self._selector.starved(self._intake.sequences.values(), now)[:1]:
+    def _fail_starved(self, now: float, outgoing: dict[int, list[TargetResult]]) -> bool:
+        """Nothing could be placed although there is work: a sequence does not fit into the whole KV pool. True if one
+        was ended for that."""
+        starved = self._selector.starved(self._intake.sequences.values(), now)[:1]
+        for sequence in starved:
             _log.error("sequence %s does not fit into the KV memory", sequence.sequence_id)
             failure = Failure("the sequence does not fit into the target worker's KV memory")
             outgoing[sequence.session].append(TargetResult(sequence.header(len(sequence.log)), failure))
             self._intake.release(sequence.sequence_id)
+        return bool(starved)
 
     def _count(self) -> None:
         self._load.sequences = len(self._intake.sequences)
         self._load.kv_blocks_used = self._model.blocks_used
 
-    def _wait(self) -> None:
-        """Until a message comes, or a grant's patience ends."""
+    def _wait(self, now: float) -> None:
+        """Until a message comes, or a grant's patience ends that had not ended when work was looked for at `now`:
+        what could step then and did not waits for room, which only a message brings."""
         waiting = [s.plain_step_at() for s in self._intake.sequences.values() if not s.finished]
-        wake_at = min(waiting, default=math.inf)
+        wake_at = min((at for at in waiting if at > now), default=math.inf)
         timeout = None if wake_at == math.inf else max(wake_at - time.monotonic(), 0.0)
         self._mailbox.wait(timeout)

@@ -32,15 +32,15 @@ class Verifying:
         self._log = log
         self._deadline = deadline
         self._granted_until = 0
-        self._patience = math.inf
+        self._patience = 0.0
         self.epoch = Epoch(0, config.scheduler_id)
         self.worker: Worker | None = None
         self.progress_at = math.inf
 
     @property
     def lost_at(self) -> float:
-        """When a target without progress has lost the sequence."""
-        return self.progress_at + self._config.round_timeout
+        """When a target without progress has lost the sequence; waiting for a block as it was told is no fault."""
+        return self.progress_at + self._patience + self._config.round_timeout
 
     @property
     def plain(self) -> bool:
@@ -79,7 +79,8 @@ class Verifying:
     def step_plainly(self, now: float) -> None:
         """Lets the target go on by itself; says so only when the grant runs short, so that plain costs no message per
         token."""
-        if not self.plain or self._granted_until - len(self._log) <= self._config.grant_tokens // 2:
+        short = self._granted_until - len(self._log) <= self._config.grant_tokens // 2
+        if not self.plain or (short and self._granted_until < self._stop.max_length):
             self.verify(len(self._log), EMPTY, 0.0, now)
 
     def leave(self, now: float) -> None:

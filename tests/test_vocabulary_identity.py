@@ -87,10 +87,11 @@ def test_token_order_and_special_flag_count() -> None:
 
 
 def test_token_borders_count() -> None:
-    assert (
-        VocabularyDigest.of(tokenizer_json(["ab", "c"])).sha256
-        != VocabularyDigest.of(tokenizer_json(["a", "bc"])).sha256
-    )
+    one, other = tokenizer_json(["ab", "c"]), tokenizer_json(["a", "bc"])
+    assert VocabularyDigest.of(one).sha256 != VocabularyDigest.of(other).sha256
+    # A token that spells what stands between two others.
+    one, other = tokenizer_json(["a\x01\0\0\0\0b"]), tokenizer_json(["a", "b"])
+    assert VocabularyDigest.of(one).sha256 != VocabularyDigest.of(other).sha256
 
 
 def test_run_digests_have_one_entry_for_each_1024_ids_and_gaps_keep_their_place() -> None:

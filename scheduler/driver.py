@@ -184,7 +184,7 @@ class Driver:
         if worker is not self._verifying.worker or header.epoch != self._verifying.epoch:
             self.refused_results += 1  # a late result of a worker that lost the sequence
             return
-        self._verifying.progress_at = time.monotonic()
+        self._verifying.heard(time.monotonic())
         if isinstance(body, Committed):
             await self._committed(header, body)
         elif isinstance(body, StaleBlock):

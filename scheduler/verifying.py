@@ -35,12 +35,16 @@ class Verifying:
         self._patience = 0.0
         self.epoch = Epoch(0, config.scheduler_id)
         self.worker: Worker | None = None
-        self.progress_at = math.inf
+        self._busy_since = math.inf
+
+    def heard(self, now: float) -> None:
+        """The target showed progress; it may now wait for a block as long as it was told to."""
+        self._busy_since = now + self._patience
 
     @property
     def lost_at(self) -> float:
         """When a target without progress has lost the sequence; waiting for a block as it was told is no fault."""
-        return self.progress_at + self._patience + self._config.round_timeout
+        return self._busy_since + self._config.round_timeout
 
     @property
     def plain(self) -> bool:
@@ -70,7 +74,7 @@ class Verifying:
             tuple(self._log.token_ids), self._request.sampling, self._stop, self._grant(patience), self._log.root
         )
         worker.send(TargetItem(self.header(len(self._log), now), body))
-        self.progress_at = now
+        self._busy_since = now
 
     def verify(self, base_length: int, candidates: CandidateTree, patience: float, now: float) -> None:
         """Candidates behind `base_length`, which may lie behind the target's own log by now."""
@@ -90,7 +94,7 @@ class Verifying:
         self.worker.sequences.discard(self._sequence_id)
         self.worker.send(TargetItem(self.header(len(self._log), now), Release()))
         self.worker = None
-        self.progress_at = math.inf
+        self._busy_since = math.inf
 
     def _grant(self, patience: float) -> Grant:
         self._patience = patience
@@ -100,3 +104,4 @@ class Verifying:
     def _send(self, base_length: int, body: VerifyBlock, now: float) -> None:
         if self.worker is not None:
             self.worker.send(TargetItem(self.header(base_length, now), body))
+            self._busy_since = now

@@ -44,7 +44,6 @@ def step(model: LanguageModel, batch: Sequence[Work]) -> list[Outcome]:
         except Exception as error:
             if not isinstance(error, DegenerateLogits):
                 _log.exception("sequence %s failed", work.sequence.sequence_id)
-            model.keep(work.sequence.sequence_id, ())
             header = work.sequence.header(len(work.sequence.log))
             outcomes.append(Outcome(work, TargetResult(header, Failure(str(error) or repr(error))), failed=True))
     return outcomes

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
+from outrider.events import TokenSource
 from services.logs import use_colours
-from specdec.commit import TokenSource
 
 COLOURS = {
     TokenSource.ACCEPTED: "32",
@@ -106,4 +106,5 @@ class AnswerView:
         return "   ".join(self._painted(f"■ {meaning}", source) for source, meaning in _LEGEND)
 
     def _painted(self, text: str, source: TokenSource) -> str:
-        return f"\x1b[{COLOURS[source]}m{text}\x1b[0m" if self._colours else text
+        colour = COLOURS.get(source)
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colours and colour else text

@@ -1,27 +1,33 @@
-"""The one place where commands talk to a gateway."""
+"""The one place where commands talk to a gateway: through the SDK, with every error as one line."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 import grpc
 import typer
 
+from outrider.client import AsyncClient
+from outrider.errors import (
+    AuthenticationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    OutriderError,
+    ServerUnreachable,
+    from_rpc,
+)
+from outrider.events import Finished, Started, Tokens, TokenSource
+from outrider.request import GenerateOptions, SpeculationMode
 from outrider.v1 import control_service_pb2 as control
 from outrider.v1 import control_service_pb2_grpc as control_grpc
-from outrider.v1 import generation_service_pb2 as pb
-from outrider.v1 import generation_service_pb2_grpc as pb_grpc
-from outrider.v1 import types_pb2
 from services.channel import ChannelConfig, ClientTls, open_channel
 from services.cli.answer import Answer, Figures
 from services.cli.question import Question
-from services.errors import describe, error_info
 from services.start_error import ExitCode, StartError
-from specdec.commit import TokenSource
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
@@ -34,17 +40,7 @@ TlsCaOption = Annotated[
     Path | None, typer.Option("--tls-ca", envvar="OUTRIDER_TLS_CA", help="PEM roots to trust; none: no TLS.")
 ]
 
-_SOURCES = {
-    types_pb2.TOKEN_SOURCE_ACCEPTED: TokenSource.ACCEPTED,
-    types_pb2.TOKEN_SOURCE_CORRECTION: TokenSource.CORRECTION,
-    types_pb2.TOKEN_SOURCE_BONUS: TokenSource.BONUS,
-}
-_SPECULATION = {
-    "auto": pb.SPECULATION_MODE_AUTO,
-    "on": pb.SPECULATION_MODE_ON,
-    "off": pb.SPECULATION_MODE_OFF,
-}
-_WRONG_USE = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED)
+_WRONG_USE = (InvalidRequest, ModelNotFound, AuthenticationFailed)
 OnPieces = Callable[[Iterable[tuple[str, TokenSource]]], None]
 
 
@@ -56,110 +52,106 @@ class Connection:
     api_key: str | None = None
     tls_ca: Path | None = None
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else None
-
     @asynccontextmanager
-    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        """Turns what goes wrong on it into StartError."""
+    async def client(self) -> AsyncIterator[AsyncClient]:
+        """Turns what the SDK raises into StartError."""
         try:
-            tls = ClientTls(self.tls_ca) if self.tls_ca is not None else None
-            channel = open_channel(self.address, ChannelConfig(keepalive_time=10.0, keepalive_timeout=10.0, tls=tls))
-        except OSError as error:
-            raise StartError(f"cannot read tls_ca {self.tls_ca}: {error.strerror}", ExitCode.WRONG_USE) from error
-        try:
-            yield channel
-        except grpc.aio.AioRpcError as error:
+            async with AsyncClient(self.address, api_key=self.api_key, tls_ca=self.tls_ca) as client:
+                yield client
+        except OutriderError as error:
             raise self.failure(error) from error
-        finally:
-            await channel.close(None)
 
-    def failure(self, error: grpc.aio.AioRpcError) -> StartError:
+    def failure(self, error: OutriderError) -> StartError:
         """One line for the user."""
-        if error.code() is grpc.StatusCode.UNAVAILABLE and error_info(error) is None:
+        message = str(error)
+        if isinstance(error, ServerUnreachable) and message.startswith("no server at"):
             return StartError(f"no server at {self.address}: start one with `outrider up`")
-        return StartError(describe(error), ExitCode.WRONG_USE if error.code() in _WRONG_USE else ExitCode.FAILED)
+        return StartError(message, ExitCode.WRONG_USE if isinstance(error, _WRONG_USE) else ExitCode.FAILED)
 
 
 async def ask(connection: Connection, question: Question, on_pieces: OnPieces | None = None) -> Answer:
     """The whole answer; its pieces are told as they come. Raises StartError."""
-    async with connection.channel() as channel:
+    async with connection.client() as client:
         try:
-            return await _stream(channel, connection, question, question.chat is not False, on_pieces)
-        except grpc.aio.AioRpcError as error:
-            if question.chat is not None or not _has_no_template(error):
+            return await _stream(client, question, question.chat is not False, on_pieces)
+        except InvalidRequest as error:
+            if question.chat is not None or error.field != "messages" or "no chat template" not in str(error):
                 raise
-        return await _stream(channel, connection, question, False, on_pieces)
+        return await _stream(client, question, False, on_pieces)
 
 
 async def fetch_status(connection: Connection, max_sequences: int = 0) -> control.GetStatusResponse:
-    """Raises StartError."""
-    async with connection.channel() as channel:
-        stub = control_grpc.ControlServiceStub(channel)
-        return await stub.GetStatus(
-            control.GetStatusRequest(max_sequences=max_sequences), timeout=STATUS_SECONDS, metadata=connection.metadata
-        )
-
-
-async def _stream(
-    channel: grpc.aio.Channel, connection: Connection, question: Question, chat: bool, on_pieces: OnPieces | None
-) -> Answer:
-    answer = Answer()
-    stub = pb_grpc.GenerationServiceStub(channel)
-    call = stub.Generate(_request(question, chat), timeout=question.timeout, metadata=connection.metadata)
+    """With load and sequences, which the SDK's own `status` leaves out. Raises StartError."""
+    metadata = (("authorization", f"Bearer {connection.api_key}"),) if connection.api_key else None
+    request = control.GetStatusRequest(max_sequences=max_sequences)
     try:
-        async for response in call:
-            _take(answer, response, on_pieces)
+        tls = ClientTls(connection.tls_ca) if connection.tls_ca is not None else None
+        channel = open_channel(connection.address, ChannelConfig(keepalive_time=10.0, tls=tls))
+    except OSError as error:
+        raise StartError(f"cannot read {connection.tls_ca}: {error.strerror}", ExitCode.WRONG_USE) from error
+    try:
+        stub = control_grpc.ControlServiceStub(channel)
+        return await stub.GetStatus(request, timeout=STATUS_SECONDS, metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        raise connection.failure(from_rpc(error, connection.address)) from error
     finally:
-        call.cancel()
-    if answer.figures is None:
-        raise StartError("the stream ended before the answer did")
+        await channel.close(None)
+
+
+async def _stream(client: AsyncClient, question: Question, chat: bool, on_pieces: OnPieces | None) -> Answer:
+    answer = Answer()
+    prompt, options = _options(question, chat)
+    async with aclosing(client.generate(prompt, **options)) as events:
+        async for event in events:
+            match event:
+                case Started():
+                    answer.model, answer.seed = event.model, event.seed
+                case Tokens():
+                    answer.text += event.text
+                    answer.token_ids += event.token_ids
+                    if on_pieces is not None:
+                        on_pieces(_pieces(event))
+                case Finished():
+                    answer.figures = _figures(event)
     return answer
 
 
-def _take(answer: Answer, response: pb.GenerateResponse, on_pieces: OnPieces | None) -> None:
-    match response.WhichOneof("event"):
-        case "started":
-            answer.model, answer.seed = response.started.model, response.started.seed
-        case "tokens":
-            tokens = response.tokens
-            answer.text += tokens.text
-            answer.token_ids += tokens.token_ids
-            if on_pieces is not None:
-                sources = [_SOURCES.get(source, TokenSource.PLAIN) for source in tokens.sources]
-                on_pieces(zip(tokens.pieces, sources, strict=True) if tokens.pieces else [(tokens.text, _LAST)])
-        case "finished":
-            answer.figures = _figures(response.finished)
+def _pieces(tokens: Tokens) -> Iterable[tuple[str, TokenSource]]:
+    """Text that comes without tokens was held back at the end, inside a character."""
+    if not tokens.pieces:
+        return [(tokens.text, TokenSource.UNKNOWN)]
+    return zip(tokens.pieces, tokens.sources, strict=True)
 
 
-_LAST = TokenSource.PLAIN
-"""Colour of text that is told without tokens: what was held back at the end."""
-
-
-def _request(question: Question, chat: bool) -> pb.GenerateRequest:
-    fields: dict[str, Any] = {
-        name: value
-        for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "draft_length")
-        if (value := getattr(question, name)) is not None
+def _options(question: Question, chat: bool) -> tuple[str | None, GenerateOptions]:
+    options: GenerateOptions = {
+        "model": question.model,
+        "max_tokens": question.max_tokens,
+        "temperature": question.temperature,
+        "top_k": question.top_k,
+        "top_p": question.top_p,
+        "min_p": question.min_p,
+        "seed": question.seed,
+        "speculation": cast(SpeculationMode, question.speculation),
+        "draft_length": question.draft_length,
+        "timeout": question.timeout,
     }
     if chat:
-        fields["chat"] = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=question.prompt)])
-    else:
-        fields["text"] = question.prompt
-    return pb.GenerateRequest(model=question.model, speculation=_SPECULATION[question.speculation], **fields)
+        options["messages"] = [{"role": "user", "content": question.prompt}]
+        return None, options
+    return question.prompt, options
 
 
-def _figures(finished: pb.GenerationFinished) -> Figures:
+def _figures(finished: Finished) -> Figures:
     speculation = finished.speculation
     return Figures(
-        finish_reason=pb_name(types_pb2.FinishReason.Name(finished.finish_reason)),
+        finish_reason=finished.finish_reason.value,
         prompt_tokens=finished.prompt_tokens,
         completion_tokens=finished.completion_tokens,
-        duration=finished.duration.ToNanoseconds() / 1e9,
-        time_to_first_token=finished.time_to_first_token.ToNanoseconds() / 1e9,
+        duration=finished.duration,
+        time_to_first_token=finished.time_to_first_token,
         mode=speculation.mode,
-        acceptance_rate=speculation.acceptance_rate if speculation.HasField("acceptance_rate") else None,
+        acceptance_rate=speculation.acceptance_rate,
         mean_acceptance_length=speculation.mean_acceptance_length,
         num_drafts=speculation.num_drafts,
         num_draft_tokens=speculation.num_draft_tokens,
@@ -168,13 +160,3 @@ def _figures(finished: pb.GenerationFinished) -> Figures:
         num_failovers=speculation.num_failovers,
         fallbacks=dict(speculation.fallbacks),
     )
-
-
-def pb_name(name: str) -> str:
-    """ "FINISH_REASON_STOP" -> "stop"."""
-    return name.rpartition("_")[2].lower()
-
-
-def _has_no_template(error: grpc.aio.AioRpcError) -> bool:
-    info = error_info(error)
-    return info is not None and info.metadata.get("field") == "messages" and "no chat template" in describe(error)

@@ -71,7 +71,7 @@ def demo(
 ) -> None:
     """Start everything on a free port, stream one answer, show the figures, end everything."""
     chosen = PAIRS[pair]
-    flags: Flags = {**chosen.flags, "grpc_port": "0", "log_level": "warning"}
+    flags: Flags = {**chosen.flags, "grpc_port": "0", "log_level": "error"}
     session = Demonstration(chosen, keep)
     try:
         code = start(config, flags, session.run)

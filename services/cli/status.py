@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from outrider.v1 import control_service_pb2 as control
+from outrider.v1.types_pb2 import WorkerRole
 from services.cli.connection import (
     DEFAULT_ADDRESS,
     AddressOption,
@@ -20,7 +21,6 @@ from services.cli.connection import (
     Connection,
     TlsCaOption,
     fetch_status,
-    pb_name,
 )
 from services.cli.tables import new_table, print_tables
 from services.start_error import StartError
@@ -135,10 +135,8 @@ def _sequences(answer: control.GetStatusResponse) -> Table:
 
 
 def _state(worker: control.WorkerStatus) -> str:
-    return pb_name(control.WorkerState.Name(worker.state))
+    return control.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
 
 
 def _role(worker: control.WorkerStatus) -> str:
-    from outrider.v1.types_pb2 import WorkerRole
-
-    return pb_name(WorkerRole.Name(worker.identity.role))
+    return WorkerRole.Name(worker.identity.role).removeprefix("WORKER_ROLE_").lower()

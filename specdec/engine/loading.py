@@ -11,6 +11,7 @@ import torch
 from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
+from specdec.engine.packed_linear import pack_linears
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner
 from specdec.engine.self_test import self_test as run_self_test
 from specdec.engine.vocabulary_size import real_vocabulary_size
@@ -44,6 +45,7 @@ def load(
     name = folder.stem if folder.suffix == ".gguf" else folder.name
     torch_dtype = resolve_dtype(dtype, device)
     model = read_model(folder, torch_dtype).to(device).eval()
+    pack_linears(model)
     runner = build_runner(
         model,
         name=name,

@@ -5,14 +5,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ARGS ?=
 
-# The command line of `make run` and `make demo`, in one place.
-ifeq ($(PAIR),qwen-coder)
-UP = $(VENV)/bin/outrider up --grpc-port 0 --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b
-else ifeq ($(PAIR),)
-UP = $(VENV)/bin/outrider up --grpc-port 0 --model smollm2-135m --drafter ngram
-else
-$(error PAIR is "$(PAIR)", must be qwen-coder or absent)
-endif
+# Which models `make run` and `make demo` show: smollm2 or qwen-coder.
+PAIR ?= smollm2
+DEMO = $(VENV)/bin/outrider demo --pair $(PAIR)
 
 PACKAGES := outrider specdec draft_worker target_worker scheduler services
 GENERATE = $(PY) -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) \
@@ -37,10 +32,10 @@ help: ## List the targets
 setup: $(VENV)/.dev ## Install everything for development into .venv (TORCH=<requirement or file>: your own torch)
 
 run: $(VENV)/.runtime ## Answer one prompt through scheduler, draft and target worker, then end (PAIR=qwen-coder: two real models)
-	$(UP) --demo $(ARGS)
+	@$(DEMO) $(ARGS)
 
 demo: $(VENV)/.runtime ## The same, but stay up for prompts of yours
-	$(UP) --interactive $(ARGS)
+	@$(DEMO) --keep $(ARGS)
 
 test: $(VENV)/.dev ## Run the tests (ARGS="-k name" selects)
 	$(PY) -m pytest $(ARGS)

@@ -1,28 +1,50 @@
 """The Python SDK of Outrider: `Client` and `AsyncClient` talk to a running deployment over gRPC.
 
-The clients are loaded on first use, so that `import outrider` stays cheap for those who only want the stubs
-(`outrider.v1`) or the version.
+Names are loaded on first use, so that `import outrider` stays cheap for those who only want the stubs (`outrider.v1`)
+or the version.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from outrider.version import __version__
 
 if TYPE_CHECKING:
     from outrider.client import AsyncClient, Client
+    from outrider.errors import OutriderError
+    from outrider.events import Completion, Event, Finished, Started, Tokens, TokenSource
 
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Completion",
+    "Event",
+    "Finished",
+    "OutriderError",
+    "Started",
+    "TokenSource",
+    "Tokens",
+    "__version__",
+]
 
-_LAZY = ("AsyncClient", "Client")
+_HOMES = {
+    "AsyncClient": "outrider.client",
+    "Client": "outrider.client",
+    "Completion": "outrider.events",
+    "Event": "outrider.events",
+    "Finished": "outrider.events",
+    "OutriderError": "outrider.errors",
+    "Started": "outrider.events",
+    "TokenSource": "outrider.events",
+    "Tokens": "outrider.events",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from outrider import client
-
-        return getattr(client, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'outrider' has no attribute {name!r}")
 
 

@@ -82,6 +82,12 @@ def test_importing_the_sdk_alone_loads_no_grpc() -> None:
     assert "grpc" not in loaded_by("outrider")
 
 
+def test_every_name_of_the_sdk_is_there() -> None:
+    import outrider
+
+    assert [name for name in outrider.__all__ if not hasattr(outrider, name)] == []
+
+
 @pytest.mark.parametrize("package", [*CORE, "outrider"])
 def test_only_services_uses_the_telemetry_sdk(package: str) -> None:
     forbidden = ("opentelemetry.sdk", "opentelemetry.exporter")

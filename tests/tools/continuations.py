@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -46,6 +47,11 @@ def plain_output(
     """`count` tokens of the target behind `prompt`, drawn one by one from the law alone; stops are not applied."""
     log = list(prompt)
     for _ in range(count):
-        logits = torch.tensor(law.logits(log)).unsqueeze(0)
-        log += draw(logits, sampling, [len(log)], stop)
+        early = stop is not None and len(log) < stop.min_length
+        log.append(_next_token(law, tuple(log), sampling, stop if early else None))
     return log[len(prompt) :]
+
+
+@lru_cache(maxsize=1 << 16)
+def _next_token(law: TableLaw, log: tuple[int, ...], sampling: SamplingParams, stop: StopConditions | None) -> int:
+    return draw(torch.tensor(law.logits(log)).unsqueeze(0), sampling, [len(log)], stop)[0]

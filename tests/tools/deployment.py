@@ -17,6 +17,7 @@ from specdec.drafter import Drafter
 from specdec.messages import DraftItem, DraftResult, Identity, TargetItem, TargetResult
 from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
+from tools.history import RequestHistory
 from tools.identities import draft_identity, target_identity, tokenizer_bundle
 from tools.network import Endpoint, Network
 from tools.process import SECRET
@@ -79,10 +80,12 @@ class SystemUnderTest:
     async def state_of(self, address: str) -> str:
         return next((view.state for view in await self.scheduler.workers() if view.address == address), "unknown")
 
-    async def generate(self, request: GenerationRequest) -> Answer:
-        """The whole stream. Raises what the stream raises."""
+    async def generate(self, request: GenerationRequest, history: RequestHistory | None = None) -> Answer:
+        """The whole stream, written down in `history` too. Raises what the stream raises."""
+        history = history or RequestHistory("")
         answer: Answer | None = None
         async for event in self.scheduler.generate(request):
+            history.see(event)
             match event:
                 case Started():
                     answer = Answer(event)

@@ -54,6 +54,16 @@ class RequestHistory:
     def ends(self) -> list[Ended]:
         return [event for event in self.events if isinstance(event, Ended)]
 
+    def see(self, event: Event) -> None:
+        """Writes one event of a scheduler's stream down."""
+        match event:
+            case Tokens():
+                self.deliver(event.position, event.token_ids)
+            case Finished():
+                self.end(Terminal.FINISHED, event.finish_reason.value, event.completion_tokens)
+            case Started():
+                pass
+
     def deliver(self, position: int, token_ids: Sequence[int], at: float | None = None) -> None:
         now = time.monotonic() if at is None else at
         self.events += [Delivered(position + i, token_id, now) for i, token_id in enumerate(token_ids)]
@@ -81,13 +91,7 @@ class History:
         history = self.request(request_id)
         try:
             async for event in events:
-                match event:
-                    case Started():
-                        pass
-                    case Tokens():
-                        history.deliver(event.position, event.token_ids)
-                    case Finished():
-                        history.end(Terminal.FINISHED, event.finish_reason.value, event.completion_tokens)
+                history.see(event)
         except Exception as error:
             history.end(Terminal.ERROR, f"{type(error).__name__}: {error}")
         return history

@@ -42,12 +42,9 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """Lists its commands without importing them."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        lazy = COMMANDS.get(cmd_name)
-        return None if lazy is None else TyperCommand(cmd_name, help=lazy.help)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=lazy.help) for name, lazy in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

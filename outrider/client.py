@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -216,6 +216,8 @@ class Client:
     def _run(self, work: Awaitable[Answer]) -> Answer:
         """Waits for work on the loop. If the wait is interrupted (Ctrl-C), the work is cancelled first."""
         if self._loop.is_closed():
+            if isinstance(work, Coroutine):
+                work.close()
             raise OutriderError("this client is closed")
         future = asyncio.run_coroutine_threadsafe(_await(work), self._loop)
         try:

@@ -25,6 +25,7 @@ INLINE_CHARACTERS = 4096
 """Longer texts are tokenised in a thread, so that the event loop goes on."""
 MAX_CHARACTERS_PER_TOKEN = 256
 """A text with more per token of context cannot fit, and is refused before it is tokenised."""
+UNKNOWN_CONTEXT = 2**31 - 1
 
 
 class Generator(Protocol):
@@ -178,12 +179,20 @@ class Gateway:
         return token_ids
 
     def _stop_conditions(self, request: UserRequest, model: _LoadedModel, prompt_length: int) -> StopConditions:
-        context = self._context_length(model) or 2**31 - 1
-        own = () if request.ignore_eos else model.bundle.stop_token_ids
+        """Raises InvalidRequest if more is asked for than the context has room for."""
+        context = self._context_length(model) or UNKNOWN_CONTEXT
         left = context - prompt_length
+        for field, asked in (("max_tokens", request.max_tokens), ("min_tokens", request.min_tokens)):
+            if asked is not None and asked > left:
+                raise InvalidRequest(
+                    field,
+                    f"{field} is {asked}, must be at most {left}: the context of {model.name} is {context} tokens "
+                    f"and the prompt has {prompt_length}",
+                )
+        own = () if request.ignore_eos else model.bundle.stop_token_ids
         return StopConditions(
             prompt_length=prompt_length,
-            max_length=prompt_length + min(request.max_tokens or left, left),
+            max_length=prompt_length + (request.max_tokens or left),
             min_length=prompt_length + (request.min_tokens or 0),
             stop_token_ids=frozenset(own) | frozenset(request.stop_token_ids),
         )

@@ -152,8 +152,13 @@ async def test_the_longest_prompt_has_room_for_one_token() -> None:
     assert (await asked(UserRequest(prompt=TokenPrompt((1,) * (CONTEXT - 1))))).max_tokens == 1
 
 
-async def test_max_tokens_beyond_the_context_is_what_is_left_of_it() -> None:
-    assert (await asked(replace(HELLO, max_tokens=2**31))).max_tokens == CONTEXT - len(b"say hello")
+@pytest.mark.parametrize("field", ["max_tokens", "min_tokens"])
+async def test_more_than_the_context_has_room_for_is_refused_with_the_numbers(field: str) -> None:
+    room = CONTEXT - len(b"say hello")
+    await asked(replace(HELLO, max_tokens=room, min_tokens=room))
+    error = await refusal(UserRequest(prompt=HELLO.prompt, **{field: room + 1}))  # type: ignore[arg-type]
+    assert error.field == field
+    assert str(error).startswith(f"{field} is {room + 1}, must be at most {room}")
 
 
 async def test_a_target_started_with_less_context_than_its_model_counts() -> None:

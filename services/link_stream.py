@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,21 @@ MAX_QUEUED_ITEMS = 65_536
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that a worker has to take the last items and answer an explicit close."""
+
+
+@contextlib.contextmanager
+def link_errors() -> Iterator[None]:
+    """What gRPC raises becomes LinkError. A call that ended because its channel was closed looks like a cancelled
+    task; only a task that really is cancelled may see it as one."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise LinkError(errors.describe(error)) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise LinkError("the link was closed") from None
 
 
 @dataclass(frozen=True)  # no slots: Python 3.11 cannot make a generic frozen one
@@ -65,13 +81,11 @@ class LinkStream(Generic[Item, Result]):
         """Waits until the worker took the stream. Raises LinkError; `lost` is not called then."""
         try:
             async with asyncio.timeout(within):
-                await self._call.initial_metadata()
-                # A call that was refused has metadata too, and is over.
-                if self._call.done():
-                    raise LinkError(await self._cause())
-        except grpc.RpcError as error:
-            self._call.cancel()
-            raise LinkError(errors.describe(error)) from error
+                with link_errors():
+                    await self._call.initial_metadata()
+                    # A call that was refused has metadata too, and is over.
+                    if self._call.done():
+                        raise LinkError(await self._cause())
         except TimeoutError as error:
             self._call.cancel()
             raise LinkError(f"no answer within {within:g} s") from error

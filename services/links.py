@@ -19,10 +19,10 @@ from outrider.v1 import draft_service_pb2_grpc as draft_grpc
 from outrider.v1 import target_service_pb2 as target_pb
 from outrider.v1 import target_service_pb2_grpc as target_grpc
 from scheduler.links import AnyLink, LinkError, LinkFactory
-from services import codec_control, codec_draft, codec_target, errors
+from services import codec_control, codec_draft, codec_target
 from services.channel import ChannelConfig, open_channel
 from services.codec import InvalidMessage
-from services.link_stream import LinkCodec, LinkStream
+from services.link_stream import LinkCodec, LinkStream, link_errors
 from specdec.messages import (
     DraftItem,
     DraftResult,
@@ -119,9 +119,10 @@ class _GrpcLink(Generic[Item, Result]):
     async def _answer(self, call: grpc.aio.UnaryUnaryCall[Any, Answer]) -> Answer:
         """The response of a call. Raises LinkError."""
         try:
-            return await call
-        except grpc.RpcError as error:
-            raise LinkError(f"{self.address}: {errors.describe(error)}") from error
+            with link_errors():
+                return await call
+        except LinkError as error:
+            raise LinkError(f"{self.address}: {error}") from error.__cause__
         finally:
             call.cancel()
 
@@ -141,14 +142,15 @@ class GrpcTargetLink(_GrpcLink[TargetItem, TargetResult]):
         info: target_pb.TokenizerInfo | None = None
         content = bytearray()
         try:
-            async for response in call:
-                if response.HasField("info"):
-                    info = response.info
-                content += response.tokenizer_json_chunk
-                if len(content) > MAX_TOKENIZER_BYTES:
-                    raise LinkError(f"{self.address}: its tokenizer is larger than {MAX_TOKENIZER_BYTES} bytes")
-        except grpc.RpcError as error:
-            raise LinkError(f"{self.address}: {errors.describe(error)}") from error
+            with link_errors():
+                async for response in call:
+                    if response.HasField("info"):
+                        info = response.info
+                    content += response.tokenizer_json_chunk
+                    if len(content) > MAX_TOKENIZER_BYTES:
+                        raise LinkError(f"its tokenizer is larger than {MAX_TOKENIZER_BYTES} bytes")
+        except LinkError as error:
+            raise LinkError(f"{self.address}: {error}") from error.__cause__
         finally:
             call.cancel()
         return _bundle(self.address, info, bytes(content))

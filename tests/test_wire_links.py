@@ -203,6 +203,47 @@ async def test_a_scheduler_that_does_not_read_is_ended() -> None:
         assert site.servicer.streams.open_streams == 0
 
 
+async def test_a_worker_that_does_not_read_is_lost_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.link_stream.MAX_QUEUED_ITEMS", 100)
+    async with served() as site, linked(site.address) as (link, ear):
+        link.send([open_item(f"s{i}") for i in range(101)])
+        assert ear.losses == []  # not from inside `send`
+        assert "100 items" in await ear.until_lost()
+        link.send([open_item("t")])
+        await until(lambda: site.servicer.streams.open_streams == 0, "no open stream")
+        await link.close()
+        assert len(ear.losses) == 1
+
+
+async def test_a_deliver_that_fails_is_a_loss_and_no_silence(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as site:
+        link, ear = GrpcTargetLink(site.address), Ear()
+
+        def deliver(results: object) -> None:
+            raise ZeroDivisionError
+
+        await link.open(deliver, ear.lost)
+        link.send([open_item("s")])
+        assert "internal error: ZeroDivisionError" in await ear.until_lost()
+        await link.close()
+        assert len(ear.losses) == 1
+
+
+async def test_closing_a_link_while_it_is_used_is_an_error_and_no_cancel() -> None:
+    """Whoever awaits must not take the end of the call for a cancel of its own task."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        link, ear = GrpcTargetLink(f"127.0.0.1:{mute.getsockname()[1]}"), Ear()
+        waiting = [
+            asyncio.ensure_future(work)
+            for work in (link.identify(), link.load(), link.tokenizer(), link.open(ear.deliver, ear.lost))
+        ]
+        await asyncio.sleep(0)  # one turn, in which all of them start
+        await link.close()
+        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        assert [type(outcome) for outcome in outcomes] == [LinkError] * 4
+        assert ear.losses == []
+
+
 async def test_nobody_there_is_one_line_within_the_time() -> None:
     link = GrpcTargetLink("127.0.0.1:1", LinkConfig(connect_timeout=3))
     ear = Ear()

@@ -316,6 +316,9 @@ class Driver:
 
     def _block_arrived(self, header: Header, block: DraftBlock, now: float) -> None:
         """Forwards candidates to the target, which walks them down whatever it committed meanwhile."""
+        if self.log.place(header.base_length, header.prefix_digest) is not Place.HERE:
+            self.summary.num_stale_blocks += 1  # and what was asked for is still due
+            return
         self._drafting.arrived(now)
         target = self._verifying.worker
         try:
@@ -323,9 +326,6 @@ class Driver:
         except InvalidCandidates as error:
             _log.warning("sequence %s: bad block from the draft worker: %s", self.sequence_id, error)
             self._draft_failed("failed", self._drafting.worker)
-            return
-        if self.log.place(header.base_length, header.prefix_digest) is not Place.HERE:
-            self.summary.num_stale_blocks += 1
             return
         if not len(block.candidates) and header.base_length < len(self.log):
             return

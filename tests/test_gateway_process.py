@@ -1,0 +1,302 @@
+"""The scheduler process whole: real sockets, a real Redis, a real target worker process with a table model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket as sockets
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio import Redis
+
+from outrider import AsyncClient
+from outrider.errors import AuthenticationFailed, InvalidRequest, Unavailable
+from outrider.events import Started, Tokens
+from outrider.v1 import control_service_pb2, control_service_pb2_grpc
+from services.discovery import Lease
+from services.redis_client import connect
+from services.scheduler_process import is_loopback, serve_scheduler
+from services.sequence_records import read_sequences
+from services.settings import SchedulerSettings
+from services.start_error import ExitCode, StartError
+from specdec.messages import Load, Role
+from tools.identities import target_identity
+from tools.process import SECRET
+from tools.socket_deployment import WorkerProcess
+from tools.waiting import until
+
+PROMPT = [1, 2, 3, 4]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="outrider-test-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def settings(folder: Path, **changes: object) -> SchedulerSettings:
+    values = {"grpc_port": 0, "secret": SECRET.decode(), "redis_socket": folder / "redis.sock", "drain_timeout": 5.0}
+    return SchedulerSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def serving(config: SchedulerSettings) -> AsyncIterator[str]:
+    """Yields the address; the process is told to stop at the end, and must."""
+    stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def on_ready(address: str) -> None:
+        listening.set_result(address)
+
+    serve = asyncio.create_task(serve_scheduler(config, on_ready=on_ready, stop=stop))
+    await asyncio.wait([serve, listening], return_when=asyncio.FIRST_COMPLETED)
+    if serve.done():
+        await serve
+    try:
+        yield listening.result()
+    finally:
+        stop.set()
+        async with asyncio.timeout(20):
+            await serve
+
+
+@asynccontextmanager
+async def target(folder: Path, *arguments: str) -> AsyncIterator[WorkerProcess]:
+    worker = WorkerProcess(Role.TARGET, "table_target", f"unix:{folder}/t0", ["--worker-id", "target-0", *arguments])
+    try:
+        await worker.start()
+        yield worker
+    finally:
+        await worker.close()
+
+
+@asynccontextmanager
+async def deployment(folder: Path, *arguments: str) -> AsyncIterator[tuple[AsyncClient, WorkerProcess]]:
+    """A target, the scheduler process, and a client once the target is ready."""
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(target(folder, *arguments))
+        address = await stack.enter_async_context(serving(settings(folder, targets=[worker.address])))
+        client = await stack.enter_async_context(AsyncClient(address))
+        await until(lambda: ready(client), "the target is ready")
+        yield client, worker
+
+
+async def ready(client: AsyncClient) -> bool:
+    return (await client.status()).ready
+
+
+async def unready(client: AsyncClient) -> bool:
+    return not await ready(client)
+
+
+async def test_a_static_target_serves_text_and_tokens_and_is_recorded(folder: Path) -> None:
+    async with deployment(folder) as (client, _):
+        by_ids = await client.complete(token_ids=PROMPT, max_tokens=8, seed=1)
+        by_text = await client.complete("w1 w2 w3 w4", max_tokens=8, seed=1)
+        assert len(by_ids.token_ids) == 8
+        assert by_text.token_ids == by_ids.token_ids
+        status = await client.status()
+        assert (status.metadata_state, status.active_sequences) == ("connected", 0)
+        (model,) = await client.models()
+        assert model.name == "table"
+        async with connect(f"unix://{folder}/redis.sock") as redis:
+            await until(lambda: recorded(redis, [12, 12]), "both sequences are recorded")
+
+
+async def recorded(redis: Redis, lengths: list[int]) -> bool:
+    return sorted(record.committed_length for record in await read_sequences(redis, 10)) == lengths
+
+
+async def test_a_running_sequence_is_shown_and_a_cancelled_one_is_not(folder: Path) -> None:
+    async with deployment(folder, "--delay", "0.02") as (client, _):
+        events = client.generate(token_ids=PROMPT, max_tokens=400)
+        await anext(events)
+        await anext(events)
+        (shown,) = await sequences_of(client.address)
+        assert (shown.prompt_length, shown.target_worker) == (4, "target-0")
+        assert shown.epoch.number >= 1
+        await events.aclose()
+        await until(lambda: nothing_runs(client), "the sequence is gone")
+
+
+async def sequences_of(address: str) -> list[control_service_pb2.SequenceStatus]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = control_service_pb2_grpc.ControlServiceStub(channel)
+        return list((await stub.GetStatus(control_service_pb2.GetStatusRequest(max_sequences=10))).sequences)
+
+
+async def nothing_runs(client: AsyncClient) -> bool:
+    return (await client.status()).active_sequences == 0
+
+
+async def test_a_target_is_found_by_its_lease_and_shown_with_it(folder: Path) -> None:
+    async with target(folder) as worker, serving(settings(folder)) as address, AsyncClient(address) as client:
+        assert not await ready(client)
+        lease = Lease(f"unix://{folder}/redis.sock", target_identity("target-0"), worker.address, Load)
+        await lease.start()
+        await until(lambda: ready(client), "the target is ready")
+        (shown,) = (await client.status()).workers
+        assert shown.lease_remaining is not None
+        assert 0 < shown.lease_remaining <= 6
+        assert len((await client.complete(token_ids=PROMPT, max_tokens=3)).token_ids) == 3
+        await lease.close()
+
+
+async def test_readiness_is_having_a_live_target(folder: Path) -> None:
+    async def serves(service: str, wanted: bool = True) -> bool:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        return (answer.status == health_pb2.HealthCheckResponse.SERVING) is wanted
+
+    async with deployment(folder) as (client, worker), grpc.aio.insecure_channel(client.address) as channel:
+        assert await serves("liveness")
+        await until(lambda: serves("readiness"), "it is ready")
+        await worker.kill()
+        await until(lambda: serves("readiness", False), "it is not ready")
+        assert await serves("startup")
+
+
+async def test_a_running_answer_ends_in_its_own_time_when_it_is_told_to_stop(folder: Path) -> None:
+    async with target(folder, "--delay", "0.02") as worker, AsyncClient() as client:
+        async with serving(settings(folder, targets=[worker.address])) as address:
+            client.address = address
+            await until(lambda: ready(client), "the target is ready")
+            events = client.generate(token_ids=PROMPT, max_tokens=40)
+            assert isinstance(await anext(events), Started)
+            rest = asyncio.create_task(collect(events))
+        told = await rest
+        assert sum(len(event.token_ids) for event in told if isinstance(event, Tokens)) == 40
+
+
+async def collect(events: AsyncIterator[object]) -> list[object]:
+    return [event async for event in events]
+
+
+async def test_a_request_while_it_drains_is_refused_in_words(folder: Path) -> None:
+    async with target(folder, "--delay", "0.02") as worker, AsyncClient() as client:
+        stop = asyncio.Event()
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def on_ready(address: str) -> None:
+            listening.set_result(address)
+
+        config = settings(folder, targets=[worker.address])
+        serve = asyncio.create_task(serve_scheduler(config, on_ready=on_ready, stop=stop))
+        client.address = await listening
+        await until(lambda: ready(client), "the target is ready")
+        events = client.generate(token_ids=PROMPT, max_tokens=60)
+        await anext(events)
+        rest = asyncio.create_task(collect(events))
+        stop.set()
+        await until(lambda: unready(client), "it drains")
+        with pytest.raises(Unavailable, match="draining"):
+            await client.complete(token_ids=PROMPT, max_tokens=1)
+        assert await rest
+        await serve
+
+
+async def test_a_wrong_request_is_one_line_with_the_cure(folder: Path) -> None:
+    async with deployment(folder) as (client, _):
+        with pytest.raises(InvalidRequest, match="the prompt has 600 tokens, the context of table is 512"):
+            await client.complete(token_ids=[1] * 600)
+        with pytest.raises(InvalidRequest, match="the prompt is empty"):
+            await client.complete("")
+
+
+async def test_keys_guard_the_whole_process(folder: Path) -> None:
+    async with serving(settings(folder, api_keys=["key"])) as address:
+        async with AsyncClient(address) as client:
+            with pytest.raises(AuthenticationFailed):
+                await client.status()
+        async with AsyncClient(address, api_key="key") as client:
+            assert not await ready(client)
+
+
+async def test_without_any_target_a_request_ends_in_words(folder: Path) -> None:
+    async with serving(settings(folder)) as address, AsyncClient(address) as client:
+        with pytest.raises(Unavailable, match="no live target"):
+            await client.complete("hi")
+
+
+class TestRefusedStarts:
+    """Each is one line that names the cure, and leaves nothing behind."""
+
+    async def refusal(self, config: SchedulerSettings) -> StartError:
+        with pytest.raises(StartError) as caught:
+            await serve_scheduler(config)
+        assert "\n" not in str(caught.value)
+        return caught.value
+
+    async def test_a_port_in_use(self, folder: Path) -> None:
+        with sockets.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            error = await self.refusal(settings(folder, grpc_port=port))
+        assert f"port {port}" in str(error)
+        assert "--grpc-port" in str(error)
+        assert os.listdir(folder) == []
+
+    async def test_a_redis_that_is_down(self, folder: Path) -> None:
+        error = await self.refusal(settings(folder, redis_url=f"unix://{folder}/none.sock"))
+        assert "cannot reach Redis" in str(error)
+        assert "redis_url" in str(error)
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+    async def test_an_open_address_without_protection(self, folder: Path, host: str) -> None:
+        error = await self.refusal(settings(folder, grpc_host=host))
+        assert host in str(error)
+        assert "--allow-unauthenticated" in str(error)
+        assert error.exit_code is ExitCode.WRONG_USE
+
+    async def test_half_of_a_certificate(self, folder: Path) -> None:
+        assert "belong together" in str(await self.refusal(settings(folder, tls_cert=folder / "cert.pem")))
+
+
+@pytest.mark.parametrize("changes", [{"api_keys": ["key"]}, {"allow_unauthenticated": True}])
+async def test_an_open_address_with_protection_or_permission_serves(folder: Path, changes: dict[str, object]) -> None:
+    async with serving(settings(folder, grpc_host="0.0.0.0", **changes)) as address:
+        port = address.rpartition(":")[2]
+        async with AsyncClient(f"127.0.0.1:{port}", api_key="key") as client:
+            assert not await ready(client)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("localhost", True), ("0.0.0.0", False)],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+PROGRAM = """
+import sys
+from services.settings import SchedulerSettings
+from services.scheduler_process import run_scheduler
+code = run_scheduler(SchedulerSettings(grpc_port=0, log_level="info"))
+print("torch" in sys.modules, "transformers" in sys.modules, flush=True)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_drains_on_a_signal_and_never_loads_torch(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stderr is not None
+        while "serving at" not in (line := process.stderr.readline()):
+            assert line, "it ended before it served"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out.split() == ["False", "False"]
+    assert "Traceback" not in err

@@ -179,6 +179,8 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path: Path) -> None:
         launcher.kill()
         launcher.communicate()
     _, alive = psutil.wait_procs(left, timeout=5.0)
+    for process in alive:
+        process.kill()
     assert alive == []
     give_up = time.monotonic() + 5.0
     while folder.exists() and time.monotonic() < give_up:

@@ -30,7 +30,9 @@ def listening(address: str) -> bool:
 def assert_gone(family: Sequence[psutil.Process], folder: Path, address: str) -> None:
     give_up = time.monotonic() + GONE_SECONDS
     _, alive = psutil.wait_procs(family, timeout=GONE_SECONDS)
-    assert [process.cmdline() for process in alive] == []
+    for process in alive:
+        process.kill()
+    assert alive == []
     while folder.exists() and time.monotonic() < give_up:
         time.sleep(0.01)
     assert not folder.exists()

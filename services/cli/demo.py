@@ -139,4 +139,8 @@ async def read_line(prompt: str) -> str | None:
 
     print(prompt, end="", file=sys.stderr, flush=True)
     threading.Thread(target=read, daemon=True).start()
-    return await line or None
+    text = await line
+    if not text:
+        say("")
+        return None
+    return text

@@ -17,8 +17,8 @@ from services.redis_client import REDIS_FAILURES, connect
 from services.start_error import StartError
 
 SERVER_NAMES = ("redis-server", "valkey-server")
-MAX_SOCKET_PATH = 107
-"""Bytes of a unix socket path at most (Linux: sun_path; macOS has 103)."""
+MAX_SOCKET_PATH = 103
+"""Bytes of a unix socket path at most: those of macOS; Linux takes 107."""
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 MEMORY_LIMIT = "256mb"
@@ -48,8 +48,8 @@ async def embedded_redis(binary: Path | None = None, socket: Path | None = None)
     """Yields the URL of a private redis-server, without persistence and without a TCP port; stops it at the end.
 
     binary: instead of the one found; socket: path to listen on, instead of one in a new private folder. The server has
-    a session of its own, so a terminal's Ctrl-C does not reach it, and dies with this process even when that is killed
-    with SIGKILL (`services.tether`). Raises EmbeddedRedisError.
+    a session of its own, so a terminal's Ctrl-C does not reach it, dies with this process even when that is killed with
+    SIGKILL, and is started again, empty, if it ends by itself (`services.tether`). Raises EmbeddedRedisError.
     """
     server = binary or find_redis_server()
     folder = _private_folder()
@@ -67,7 +67,7 @@ def _private_folder() -> Path:
     """A new folder of mode 700 whose socket path is short enough."""
     for parent in (tempfile.gettempdir(), "/tmp"):
         folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
-        if len(os.fsencode(folder / "redis.sock")) < MAX_SOCKET_PATH:
+        if len(os.fsencode(folder / "redis.sock")) <= MAX_SOCKET_PATH:
             return folder
         folder.rmdir()
     raise EmbeddedRedisError(f"the temporary folder {tempfile.gettempdir()} is too long for a socket: set TMPDIR")

@@ -1,9 +1,10 @@
-"""Runs one command that must not outlive its starter: `python tether.py FOLDER COMMAND...`.
+"""Keeps one command running that must not outlive its starter: `python tether.py FOLDER COMMAND...`.
 
 The starter holds the write end of this process's stdin. However the starter ends, SIGKILL included, the pipe closes;
-then the command is stopped and FOLDER removed. If this process itself is killed, Linux sends the command SIGTERM.
+then the command is stopped and FOLDER removed. If this process itself is killed, Linux sends the command SIGTERM. A
+command that ends by itself is started again, unless it had only just begun: then it cannot start at all.
 Runs as a script of its own, on the standard library alone: setting the parent-death signal needs code between fork and
-exec, which is safe here, in a fresh process without threads, and would not be in a process that runs gRPC.
+exec, which would not be safe in a process that runs gRPC.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 STOP_SECONDS = 3.0
+STEADY_SECONDS = 1.0
+"""A command that ends sooner than this failed to start."""
+RESTART_SECONDS = 0.2
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,28 +41,49 @@ def parent_death_signal() -> Callable[[], None] | None:
     return set_signal
 
 
-def stop(command: subprocess.Popen[bytes]) -> None:
-    command.terminate()
-    try:
-        command.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        command.kill()
+class Kept:
+    """The command, and whether it is to stop."""
 
+    def __init__(self, command_line: list[str]) -> None:
+        self._command_line = command_line
+        self._before_exec = parent_death_signal()
+        self._stopping = threading.Event()
+        self._command: subprocess.Popen[bytes] | None = None
 
-def stop_at_end_of_input(command: subprocess.Popen[bytes]) -> None:
-    while os.read(0, 4096):
-        pass
-    stop(command)
+    def run(self) -> int:
+        """Until it is stopped, or cannot start. Returns the exit status of the last run."""
+        while True:
+            started = time.monotonic()
+            self._command = subprocess.Popen(self._command_line, stdin=subprocess.DEVNULL, preexec_fn=self._before_exec)
+            if self._stopping.is_set():
+                self._command.terminate()
+            status = self._command.wait()
+            steady = time.monotonic() - started >= STEADY_SECONDS
+            if not steady or self._stopping.wait(RESTART_SECONDS):
+                return status if status >= 0 else 128 - status
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+        if self._command is not None:
+            self._command.terminate()
+
+    def stop_at_end_of_input(self) -> None:
+        while os.read(0, 4096):
+            pass
+        self.request_stop()
+        time.sleep(STOP_SECONDS)  # a daemon thread: it ends with the command
+        if self._command is not None:
+            self._command.kill()
 
 
 def main(folder: str, command_line: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    command = subprocess.Popen(command_line, stdin=subprocess.DEVNULL, preexec_fn=parent_death_signal())
-    signal.signal(signal.SIGTERM, lambda *_: command.terminate())
-    threading.Thread(target=stop_at_end_of_input, args=(command,), daemon=True).start()
-    status = command.wait()
+    kept = Kept(command_line)
+    signal.signal(signal.SIGTERM, lambda *_: kept.request_stop())
+    threading.Thread(target=kept.stop_at_end_of_input, daemon=True).start()
+    status = kept.run()
     shutil.rmtree(folder, ignore_errors=True)
-    return status if status >= 0 else 128 - status
+    return status
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from services.discovery import CHANNEL, INDEX, Lease, WorkerWatcher, find_leases
 from services.embedded_redis import embedded_redis
 from services.redis_client import connect
 from specdec.messages import Identity, Load, Role
+from tools.waiting import until
 
 FAST_LEASE = 0.3
 FAST_POLL = 0.02
@@ -68,16 +69,6 @@ async def watching(
         await watcher.close()
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 10.0) -> None:
-    give_up = time.monotonic() + seconds
-    while True:
-        answer = condition()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert time.monotonic() < give_up, "the condition never came true"
-        await asyncio.sleep(0.005)
-
-
 async def subscribed(redis: Redis) -> bool:
     ((_, count),) = await redis.pubsub_numsub(CHANNEL)
     return int(count) > 0
@@ -86,7 +77,7 @@ async def subscribed(redis: Redis) -> bool:
 async def test_a_lease_tells_role_address_and_load_and_expires_by_redis(redis: Redis, socket: Path) -> None:
     lease = a_lease(socket, role=Role.DRAFT, seconds=60.0)
     await lease.start()
-    await until(lambda: lease.registered)
+    await until(lambda: lease.registered, "it holds")
     content = await redis.get(lease_key("target-1")) or b""
     assert b'"sequences": 3' in content
     assert b'"model_name": "table"' in content
@@ -99,7 +90,7 @@ async def test_a_lease_tells_role_address_and_load_and_expires_by_redis(redis: R
 async def test_it_is_renewed_past_its_time_and_removed_on_a_clean_exit(redis: Redis, socket: Path) -> None:
     lease = a_lease(socket)
     await lease.start()
-    await until(lambda: lease.registered)
+    await until(lambda: lease.registered, "it holds")
     end = time.monotonic() + 3 * FAST_LEASE
     while time.monotonic() < end:
         assert len(await find_leases(redis)) == 1
@@ -112,9 +103,9 @@ async def test_it_is_renewed_past_its_time_and_removed_on_a_clean_exit(redis: Re
 async def test_a_late_exit_does_not_remove_the_lease_of_the_successor(redis: Redis, socket: Path) -> None:
     former, successor = a_lease(socket, seconds=60.0), a_lease(socket, seconds=60.0)
     await former.start()
-    await until(lambda: former.registered)
+    await until(lambda: former.registered, "it holds")
     await successor.start()
-    await until(lambda: successor.registered)
+    await until(lambda: successor.registered, "it holds")
     await former.close()
     assert len(await find_leases(redis)) == 1
     await successor.close()
@@ -125,8 +116,8 @@ async def test_it_registers_again_when_redis_is_back(socket: Path) -> None:
     await lease.start()
     for _ in range(2):
         async with embedded_redis(socket=socket):
-            await until(lambda: lease.registered, 3.0)
-        await until(lambda: not lease.registered, 3.0)
+            await until(lambda: lease.registered, "it happens in time", 3.0)
+        await until(lambda: not lease.registered, "it happens in time", 3.0)
     await lease.close()
 
 
@@ -135,21 +126,21 @@ async def test_the_scheduler_hears_of_a_worker_and_of_its_end(redis: Redis, sock
     async with watching(socket, workers) as watcher:
         lease = a_lease(socket)
         await lease.start()
-        await until(lambda: workers.present == {"host:target-1": Role.TARGET})
+        await until(lambda: workers.present == {"host:target-1": Role.TARGET}, "it holds")
         remaining = await watcher.leases()
         assert 0 < remaining["host:target-1"] <= FAST_LEASE
         await lease.close()
-        await until(lambda: not workers.present)
+        await until(lambda: not workers.present, "it holds")
         assert workers.calls == [("add", "host:target-1"), ("remove", "host:target-1")]
 
 
 async def test_a_registration_is_heard_at_once_not_at_the_next_poll(redis: Redis, socket: Path) -> None:
     workers = RecordedWorkers()
     async with watching(socket, workers, poll=60.0):
-        await until(lambda: subscribed(redis))
+        await until(lambda: subscribed(redis), "it holds")
         lease = a_lease(socket, seconds=60.0)
         await lease.start()
-        await until(lambda: "host:target-1" in workers.present, 5.0)
+        await until(lambda: "host:target-1" in workers.present, "it happens in time", 5.0)
         await lease.close()
 
 
@@ -158,8 +149,8 @@ async def test_a_killed_worker_is_removed_when_its_lease_expired(redis: Redis, s
     await redis.set(lease_key("dead"), '{"token": "t", "role": "target", "address": "host:dead"}', px=200)
     await redis.sadd(INDEX, "dead")
     async with watching(socket, workers):
-        await until(lambda: "host:dead" in workers.present)
-        await until(lambda: not workers.present)
+        await until(lambda: "host:dead" in workers.present, "it holds")
+        await until(lambda: not workers.present, "it holds")
     assert await redis.smembers(INDEX) == set()
 
 
@@ -169,14 +160,14 @@ async def test_nothing_is_removed_while_redis_is_down_nor_when_it_comes_back_emp
     await lease.start()
     async with watching(socket, workers, grace=0.5) as watcher:
         async with embedded_redis(socket=socket):
-            await until(lambda: bool(workers.present))
-        await until(lambda: not watcher._reachable)
+            await until(lambda: bool(workers.present), "it holds")
+        await until(lambda: not watcher._reachable, "it holds")
         await asyncio.sleep(0.7)  # longer than the grace: it must not count while Redis is down
         async with embedded_redis(socket=socket) as url, connect(url) as client:
-            await until(lambda: watcher._reachable)
+            await until(lambda: watcher._reachable, "it holds")
             again = a_lease(socket, seconds=60.0)
             await again.start()
-            await until(lambda: again.registered)
+            await until(lambda: again.registered, "it holds")
             await client.ping()
             await asyncio.sleep(0.1)
             assert workers.calls == [("add", "host:target-1")]
@@ -189,14 +180,14 @@ async def test_a_frozen_redis_removes_nobody(redis: Redis, socket: Path) -> None
     lease = a_lease(socket, seconds=60.0)
     await lease.start()
     async with watching(socket, workers, grace=0.05) as watcher:
-        await until(lambda: bool(workers.present))
+        await until(lambda: bool(workers.present), "it holds")
         pid = (await redis.info("server"))["process_id"]
         os.kill(pid, signal.SIGSTOP)
         try:
-            await until(lambda: not watcher._reachable)
+            await until(lambda: not watcher._reachable, "it holds")
         finally:
             os.kill(pid, signal.SIGCONT)
-        await until(lambda: watcher._reachable)
+        await until(lambda: watcher._reachable, "it holds")
         assert workers.calls == [("add", "host:target-1")]
     await lease.close()
 
@@ -207,10 +198,10 @@ async def test_static_addresses_are_left_alone(redis: Redis, socket: Path) -> No
         lease, other = a_lease(socket), a_lease(socket, "target-2")
         await lease.start()
         await other.start()
-        await until(lambda: "host:target-2" in workers.present)
-        await until(lambda: "host:target-1" in watcher._known)
+        await until(lambda: "host:target-2" in workers.present, "it holds")
+        await until(lambda: "host:target-1" in watcher._known, "it holds")
         await lease.close()
-        await until(lambda: "host:target-1" not in watcher._known)
+        await until(lambda: "host:target-1" not in watcher._known, "it holds")
         assert workers.calls == [("add", "host:target-2")]
         await other.close()
 
@@ -223,6 +214,6 @@ async def test_garbage_under_a_lease_key_harms_nobody(redis: Redis, socket: Path
     async with watching(socket, workers):
         lease = a_lease(socket)
         await lease.start()
-        await until(lambda: "host:target-1" in workers.present)
+        await until(lambda: "host:target-1" in workers.present, "it holds")
         await lease.close()
     assert {address for _, address in workers.calls} == {"host:target-1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
@@ -16,6 +17,7 @@ import pytest
 
 from services.embedded_redis import EmbeddedRedisError, embedded_redis, find_redis_server
 from services.redis_client import RedisUnavailable, connect, require
+from tools.waiting import until
 
 STARTER = """
 import asyncio
@@ -134,6 +136,19 @@ async def test_a_terminal_interrupt_does_not_reach_it() -> None:
     async with embedded_redis() as url, connect(url) as client:
         pid = (await client.info("server"))["process_id"]
         assert os.getsid(pid) != os.getsid(0)
+
+
+async def test_a_server_that_dies_comes_back_on_the_same_socket() -> None:
+    async with embedded_redis() as url, connect(url) as client:
+        first = (await client.info("server"))["process_id"]
+        age = (await client.info("server"))["uptime_in_seconds"]
+        while age < 2:  # one that dies at once counts as a failed start
+            age = (await client.info("server"))["uptime_in_seconds"]
+            await asyncio.sleep(0.05)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not alive(first), "it is dead")
+        await require(url)
+        assert (await client.info("server"))["process_id"] != first
 
 
 async def test_two_are_strangers() -> None:

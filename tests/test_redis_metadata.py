@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import signal
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from services.embedded_redis import embedded_redis
 from services.metadata import Metadata, NullRecorder, RedisRecorder
 from services.redis_client import connect
 from services.sequence_records import read_sequence, read_sequences, sequence_keys
+from tools.waiting import until
 
 PROMPT = (5, 6, 7)
 
@@ -54,16 +53,6 @@ async def redis(socket: Path) -> AsyncIterator[Redis]:
 
 def url_of(socket: Path) -> str:
     return f"unix://{socket}"
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 10.0) -> None:
-    give_up = time.monotonic() + seconds
-    while True:
-        answer = condition()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert time.monotonic() < give_up, "the condition never came true"
-        await asyncio.sleep(0.005)
 
 
 async def holds(redis: Redis, record: SequenceRecord) -> bool:
@@ -106,7 +95,7 @@ class TestBothRecorders:
 async def recorder(redis: Redis, socket: Path) -> AsyncIterator[RedisRecorder]:
     made = RedisRecorder(url_of(socket))
     await made.start()
-    await until(lambda: made.state == "connected")
+    await until(lambda: made.state == "connected", "it holds")
     yield made
     await made.close()
 
@@ -115,7 +104,7 @@ async def test_a_record_reads_back_with_its_whole_log(redis: Redis, recorder: Re
     for committed in (0, 1, 4, 9):
         record = a_record(committed=committed)
         recorder.record(record)
-        await until(lambda record=record: holds(redis, record))  # type: ignore[misc]
+        await until(lambda record=record: holds(redis, record), "it holds")  # type: ignore[misc]
     without_log = dataclasses.replace(record, token_ids=())
     assert await read_sequences(redis, 10) == [without_log]
 
@@ -123,16 +112,16 @@ async def test_a_record_reads_back_with_its_whole_log(redis: Redis, recorder: Re
 async def test_states_of_one_moment_are_one_write_of_the_newest(redis: Redis, recorder: RedisRecorder) -> None:
     for committed in range(50):
         recorder.record(a_record(committed=committed))
-    await until(lambda: holds(redis, a_record(committed=49)))
+    await until(lambda: holds(redis, a_record(committed=49)), "it holds")
     assert await redis.xlen(sequence_keys("s1")[2]) == 1
 
 
 async def test_only_the_new_tokens_travel(redis: Redis, recorder: RedisRecorder) -> None:
     recorder.record(a_record(committed=1000))
-    await until(lambda: holds(redis, a_record(committed=1000)))
+    await until(lambda: holds(redis, a_record(committed=1000)), "it holds")
     before = (await redis.info("stats"))["total_net_input_bytes"]
     recorder.record(a_record(committed=1001))
-    await until(lambda: holds(redis, a_record(committed=1001)))
+    await until(lambda: holds(redis, a_record(committed=1001)), "it holds")
     # Polling included; the whole log alone would be 4,000 bytes.
     one_read = 150
     reads = (await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
@@ -144,10 +133,10 @@ async def test_a_lower_epoch_writes_nothing(redis: Redis, recorder: RedisRecorde
     other = RedisRecorder(url_of(socket))
     await other.start()
     other.record(newer)
-    await until(lambda: holds(redis, newer))
+    await until(lambda: holds(redis, newer), "it holds")
     recorder.record(a_record(committed=9, epoch=4))
     recorder.record(a_record("marker"))
-    await until(lambda: holds(redis, a_record("marker")))
+    await until(lambda: holds(redis, a_record("marker")), "it holds")
     assert await holds(redis, newer)
     await other.close()
 
@@ -159,29 +148,29 @@ async def test_an_equal_epoch_of_another_owner_writes_nothing(
     other = RedisRecorder(url_of(socket))
     await other.start()
     other.record(first)
-    await until(lambda: holds(redis, first))
+    await until(lambda: holds(redis, first), "it holds")
     recorder.record(a_record(committed=9, epoch=5, owner="scheduler-a"))
     recorder.record(a_record("marker"))
-    await until(lambda: holds(redis, a_record("marker")))
+    await until(lambda: holds(redis, a_record("marker")), "it holds")
     assert await holds(redis, first)
     await other.close()
 
 
 async def test_a_shorter_log_of_the_same_epoch_writes_nothing(redis: Redis, recorder: RedisRecorder) -> None:
     recorder.record(a_record(committed=7))
-    await until(lambda: holds(redis, a_record(committed=7)))
+    await until(lambda: holds(redis, a_record(committed=7)), "it holds")
     recorder.record(a_record(committed=3))
     recorder.record(a_record("marker"))
-    await until(lambda: holds(redis, a_record("marker")))
+    await until(lambda: holds(redis, a_record("marker")), "it holds")
     assert await holds(redis, a_record(committed=7))
 
 
 async def test_a_higher_epoch_replaces_a_longer_log(redis: Redis, recorder: RedisRecorder) -> None:
     recorder.record(a_record(committed=7, base=100))
-    await until(lambda: holds(redis, a_record(committed=7, base=100)))
+    await until(lambda: holds(redis, a_record(committed=7, base=100)), "it holds")
     taken_over = a_record(committed=4, epoch=2, owner="scheduler-b", base=200)
     recorder.record(taken_over)
-    await until(lambda: holds(redis, taken_over))
+    await until(lambda: holds(redis, taken_over), "it holds")
 
 
 async def test_an_ended_sequence_expires_and_a_running_one_stays(redis: Redis, socket: Path) -> None:
@@ -190,8 +179,8 @@ async def test_an_ended_sequence_expires_and_a_running_one_stays(redis: Redis, s
     recorder.record(a_record("ended", committed=2))
     recorder.record(a_record("running", committed=2))
     recorder.forget("ended")
-    await until(lambda: holds(redis, a_record("running", committed=2)))
-    await until(lambda: gone(redis, "ended"))
+    await until(lambda: holds(redis, a_record("running", committed=2)), "it holds")
+    await until(lambda: gone(redis, "ended"), "it holds")
     assert all([0 < await redis.pttl(key) <= 3_600_000 for key in sequence_keys("running")])
     await recorder.close()
 
@@ -205,10 +194,10 @@ async def test_the_event_stream_tells_the_story_and_is_bounded(redis: Redis, soc
     await recorder.start()
     for committed in range(300):
         recorder.record(a_record(committed=committed))
-        await until(lambda committed=committed: holds(redis, a_record(committed=committed)))  # type: ignore[misc]
+        await until(lambda committed=committed: holds(redis, a_record(committed=committed)), "it holds")  # type: ignore[misc]
     recorder.forget("s1")
     events_key = sequence_keys("s1")[2]
-    await until(lambda: last_event_is(redis, events_key, b"finished"))
+    await until(lambda: last_event_is(redis, events_key, b"finished"), "it holds")
     assert await redis.xlen(events_key) <= 200  # trimmed by whole nodes of 100
     await recorder.close()
 
@@ -226,23 +215,23 @@ async def test_what_was_committed_while_redis_was_down_is_written_when_it_is_bac
     async with embedded_redis(socket=socket) as url, connect(url) as client:
         recorder.record(idle)
         recorder.record(a_record(committed=2))
-        await until(lambda: holds(client, a_record(committed=2)))
+        await until(lambda: holds(client, a_record(committed=2)), "it holds")
     recorder.record(a_record(committed=3))
-    await until(lambda: recorder.state == "down")
+    await until(lambda: recorder.state == "down", "it holds")
     recorder.record(a_record(committed=8))
     async with embedded_redis(socket=socket) as url, connect(url) as client:  # another server: it lost everything
-        await until(lambda: holds(client, a_record(committed=8)), 3.0)
-        await until(lambda: holds(client, idle), 3.0)
+        await until(lambda: holds(client, a_record(committed=8)), "it heals", 3.0)
+        await until(lambda: holds(client, idle), "it heals", 3.0)
         assert recorder.state == "connected"
         await recorder.close()
 
 
 async def test_a_log_that_redis_lost_is_sent_again_whole(redis: Redis, recorder: RedisRecorder) -> None:
     recorder.record(a_record(committed=5))
-    await until(lambda: holds(redis, a_record(committed=5)))
+    await until(lambda: holds(redis, a_record(committed=5)), "it holds")
     await redis.flushall()
     recorder.record(a_record(committed=6))
-    await until(lambda: holds(redis, a_record(committed=6)))
+    await until(lambda: holds(redis, a_record(committed=6)), "it holds")
 
 
 async def test_a_frozen_redis_is_noticed_and_healed(redis: Redis, recorder: RedisRecorder) -> None:
@@ -250,11 +239,11 @@ async def test_a_frozen_redis_is_noticed_and_healed(redis: Redis, recorder: Redi
     os.kill(pid, signal.SIGSTOP)
     try:
         recorder.record(a_record(committed=1))
-        await until(lambda: recorder.state == "down")
+        await until(lambda: recorder.state == "down", "it holds")
     finally:
         os.kill(pid, signal.SIGCONT)
-    await until(lambda: recorder.state == "connected", 3.0)
-    await until(lambda: holds(redis, a_record(committed=1)))
+    await until(lambda: recorder.state == "connected", "it heals", 3.0)
+    await until(lambda: holds(redis, a_record(committed=1)), "it holds")
 
 
 async def test_memory_is_bounded_by_the_sequences_alive(socket: Path) -> None:
@@ -275,7 +264,7 @@ async def test_one_record_that_cannot_be_written_does_not_stop_the_others(
     await redis.set(sequence_keys("bad")[0], "no hash")
     recorder.record(a_record("bad"))
     recorder.record(a_record("good"))
-    await until(lambda: holds(redis, a_record("good")))
+    await until(lambda: holds(redis, a_record("good")), "it holds")
     assert recorder.state == "connected"
 
 
@@ -283,15 +272,26 @@ async def test_a_read_only_redis_counts_as_down_until_it_takes_writes(redis: Red
     await redis.config_set("maxmemory-policy", "noeviction")
     await redis.config_set("maxmemory", "1")
     recorder.record(a_record(committed=1))
-    await until(lambda: recorder.state == "down")
+    await until(lambda: recorder.state == "down", "it holds")
     await redis.config_set("maxmemory", "0")
-    await until(lambda: holds(redis, a_record(committed=1)), 3.0)
+    await until(lambda: holds(redis, a_record(committed=1)), "it heals", 3.0)
+
+
+async def test_an_end_that_redis_refused_for_a_while_is_written_later(redis: Redis, recorder: RedisRecorder) -> None:
+    recorder.record(a_record(committed=1))
+    await until(lambda: holds(redis, a_record(committed=1)), "it holds")
+    await redis.config_set("maxmemory-policy", "noeviction")
+    await redis.config_set("maxmemory", "1")
+    recorder.forget("s1")
+    await until(lambda: recorder.state == "down", "it holds")
+    await redis.config_set("maxmemory", "0")
+    await until(lambda: last_event_is(redis, sequence_keys("s1")[2], b"finished"), "it heals", 3.0)
 
 
 async def test_closing_writes_what_is_left(redis: Redis, socket: Path) -> None:
     recorder = RedisRecorder(url_of(socket), group_seconds=30.0)
     await recorder.start()
-    await until(lambda: recorder.state == "connected")
+    await until(lambda: recorder.state == "connected", "it holds")
     record = a_record(committed=4)
     recorder.record(record)
     await recorder.close()

@@ -25,15 +25,16 @@ _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers")
 _HEAD_COUNTS = ("num_attention_heads", "n_head")
 
 
-def tiny_config(config: Any) -> Any:
+def tiny_config(config: Any, narrow: bool = True) -> Any:
     """`config` with one layer of each layer type (two at least), small widths, and every window cut to 8 tokens.
 
     Without the cut window a short test would pass on exactly the models that it should refuse. Head size and RoPE stay,
-    since tables of RoPE factors have their length.
+    since tables of RoPE factors have their length. narrow: small widths too.
     """
     values = config.to_dict()
     _cut_layers(values, config.num_hidden_layers)
-    _cut_widths(values, config)
+    if narrow:
+        _cut_widths(values, config)
     for key, value in values.items():
         if _is_count(value) and ("window" in key or "chunk_size" in key):
             values[key] = min(value, TINY_WINDOW)

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,7 @@ from scheduler.scheduler import Scheduler
 from services.links import LinkConfig, link_factory
 from specdec.messages import Role
 from tools.deployment import SystemUnderTest, quick_config
+from tools.proxy import FaultProxy
 from tools.recorder import MemoryRecorder
 from tools.waiting import until
 
@@ -93,7 +95,10 @@ class WorkerProcess:
 
 
 class SocketDeployment(SystemUnderTest):
-    """Async context manager. targets, drafts: per worker the module and its arguments, as one string with blanks."""
+    """Async context manager. targets, drafts: per worker the module and its arguments, as one string with blanks.
+
+    proxied: the scheduler reaches each worker through a fault proxy, `proxies` in the order of `processes`.
+    """
 
     def __init__(
         self,
@@ -101,19 +106,24 @@ class SocketDeployment(SystemUnderTest):
         drafts: Sequence[str] = (),
         config: SchedulerConfig | None = None,
         links: LinkConfig | None = None,
+        proxied: bool = False,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ot", dir="/tmp"))
+        self._exits = AsyncExitStack()
         recorder = MemoryRecorder()
         super().__init__(Scheduler(config or quick_config(), link_factory(links), recorder), recorder)
         self.targets = [self._make(Role.TARGET, "t", i, command) for i, command in enumerate(targets)]
         self.drafts = [self._make(Role.DRAFT, "d", i, command) for i, command in enumerate(drafts)]
+        self.proxies = [FaultProxy(process.address) for process in self.processes if proxied]
 
     async def __aenter__(self) -> SocketDeployment:
         try:
             await asyncio.gather(*(process.start() for process in self.processes))
             await self.scheduler.start()
-            for process in self.processes:
-                self.scheduler.add_worker(process.role, process.address)
+            for proxy in self.proxies:
+                await self._exits.enter_async_context(proxy)
+            for process, address in zip(self.processes, self.addresses, strict=True):
+                self.scheduler.add_worker(process.role, address)
             await until(self.settled, "every worker is ready or refused")
         except BaseException:
             await self._close()
@@ -129,6 +139,11 @@ class SocketDeployment(SystemUnderTest):
     def processes(self) -> list[WorkerProcess]:
         return [*self.targets, *self.drafts]
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the scheduler reaches the processes."""
+        return [proxy.address for proxy in self.proxies] or [process.address for process in self.processes]
+
     def _make(self, role: Role, prefix: str, index: int, command: str) -> WorkerProcess:
         module, *arguments = command.split()
         address = f"unix:{self._folder}/{prefix}{index}"
@@ -136,5 +151,6 @@ class SocketDeployment(SystemUnderTest):
 
     async def _close(self) -> None:
         await self.scheduler.close()
+        await self._exits.aclose()
         await asyncio.gather(*(process.close() for process in self.processes))
         shutil.rmtree(self._folder, ignore_errors=True)

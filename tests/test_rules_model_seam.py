@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from specdec.candidates import CandidateTree
 from specdec.digest import root_digest
 from specdec.engine.model import LanguageModel, Segment
 from specdec.log import Log
+from tools.engine import tiny_model, tiny_runner
 from tools.table_model import TableModel
 
 MakeModel = Callable[[int | None], LanguageModel]
@@ -21,7 +23,28 @@ def table_model(blocks: int | None) -> LanguageModel:
     return TableModel(blocks_total=blocks or 256)
 
 
-MODELS: dict[str, MakeModel] = {"table": table_model}
+BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4
+"""K and V of three layers: 16 slots, 2 heads of 16 values of 4 bytes."""
+
+
+@cache
+def tiny_llama() -> object:
+    return tiny_model("Llama", num_attention_heads=4)
+
+
+def tiny(attention: str, blocks: int) -> LanguageModel:
+    return tiny_runner(tiny_llama(), kv_memory=blocks * BLOCK_BYTES, attention=attention, max_context=blocks * 16)
+
+
+def model_runner(blocks: int | None) -> LanguageModel:
+    return tiny("sdpa", blocks or 48)
+
+
+def reference_runner(blocks: int | None) -> LanguageModel:
+    return tiny("reference", blocks or 48)
+
+
+MODELS: dict[str, MakeModel] = {"table": table_model, "sdpa": model_runner, "reference": reference_runner}
 
 
 @pytest.fixture(params=list(MODELS.values()), ids=list(MODELS))

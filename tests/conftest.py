@@ -18,6 +18,10 @@ import pytest
 SMOLLM2 = "smollm2-135m"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data", type=Path, metavar="DIR", help="prompts of slow tests, default ../shared/data")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses the real model is marked so: `-m "not model"` then needs no download."""
     for item in items:
@@ -39,3 +43,10 @@ def smollm2() -> Path:
     from services import models
 
     return models.fetch(SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def data(request: pytest.FixtureRequest) -> Path:
+    """Folder of public prompts that only slow tests read; it may be absent."""
+    given: Path | None = request.config.getoption("--data")
+    return given or Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -66,8 +66,8 @@ class RandomTree:
         return CandidateTree(tuple(token_ids), tuple(parents))
 
     def _siblings(self, rng: random.Random, right: int) -> list[int]:
-        wrong = [token_id for token_id in range(self.vocabulary_size) if token_id != right]
-        siblings = [right, *rng.sample(wrong, rng.randint(0, self.width - 1))]
+        others = rng.sample(range(self.vocabulary_size - 1), rng.randint(0, self.width - 1))
+        siblings = [right, *(token_id + (token_id >= right) for token_id in others)]
         rng.shuffle(siblings)
         return siblings
 

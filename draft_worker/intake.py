@@ -85,9 +85,7 @@ class Intake:
         sequence.order(sequence.plan, now)
         return None
 
-    def _advance(
-        self, sequence: DraftSequence, header: Header, body: DraftAdvance, now: float
-    ) -> DraftResult | None:
+    def _advance(self, sequence: DraftSequence, header: Header, body: DraftAdvance, now: float) -> DraftResult | None:
         place = sequence.log.place(header.base_length, header.prefix_digest)
         if place is Place.BEYOND:
             return DraftResult(header, NeedTokens(len(sequence.log)))

@@ -29,6 +29,4 @@ class DraftSequence:
 
     @property
     def job(self) -> DraftJob:
-        return DraftJob(
-            self.sequence_id, self.log, self.sampling, self.stop, self.plan.draft_length, self.plan.width
-        )
+        return DraftJob(self.sequence_id, self.log, self.sampling, self.stop, self.plan.draft_length, self.plan.width)

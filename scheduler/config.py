@@ -31,8 +31,8 @@ class SchedulerConfig:
     acceptance_window: int = 8
     probe_after_tokens: int = 32
     round_timeout: float = 10.0
-    draft_timeout: float = 1.0
-    min_draft_patience: float = 0.05
+    draft_timeout: float = 2.0
+    min_draft_patience: float = 0.1
     grant_tokens: int = 64
     admission_timeout: float = 30.0
     max_sequences: int = 256

@@ -14,6 +14,8 @@ from specdec.messages import DraftAdvance, DraftItem, DraftOpen, DraftPlan, Head
 from specdec.params import StopConditions
 
 _PREFILL_SECONDS_PER_TOKEN = 0.02
+_PATIENCE_FACTOR = 4
+"""A draft that takes so many times its usual time is late."""
 
 
 @dataclass(slots=True)
@@ -28,14 +30,13 @@ class _Outstanding:
 class Drafting:
     """Asks one draft worker at a time for blocks. Times are monotonic seconds."""
 
-    def __init__(
-        self, config: SchedulerConfig, request: GenerationRequest, stop: StopConditions, log: Log
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, request: GenerationRequest, stop: StopConditions, log: Log) -> None:
         self._config = config
         self._request = request
         self._stop = stop
         self._log = log
         self._told = 0
+        self._draft_length = 0
         self._outstanding: _Outstanding | None = None
         self.worker: Worker | None = None
 
@@ -54,10 +55,11 @@ class Drafting:
             return 0.0
         if self._told == 0:
             return self._config.draft_timeout + _PREFILL_SECONDS_PER_TOKEN * len(self._log)
-        usual = self.worker.draft_time
+        usual = self.worker.candidate_time
         if usual is None:
             return self._config.draft_timeout
-        return min(self._config.draft_timeout, max(self._config.min_draft_patience, 4 * usual))
+        expected = usual * (self._draft_length + 1)  # the next block may be one longer
+        return min(self._config.draft_timeout, max(self._config.min_draft_patience, _PATIENCE_FACTOR * expected))
 
     def attach(self, worker: Worker, sequence_id: str) -> None:
         self.worker = worker
@@ -83,6 +85,7 @@ class Drafting:
         """Tells the worker what was committed since, and asks for a block that continues the log."""
         if self.worker is None:
             return
+        self._draft_length = plan.draft_length
         patience = self.patience()
         opening = self._told == 0
         if opening:
@@ -106,10 +109,9 @@ class Drafting:
     def arrived(self, now: float) -> None:
         """The outstanding block is here."""
         if self._outstanding is not None and self.worker is not None and not self._outstanding.opening:
-            self.worker.record_draft_time(now - self._outstanding.asked_at)
+            self.worker.record_draft(now - self._outstanding.asked_at, self._draft_length)
         self._outstanding = None
 
     def give_up_waiting(self) -> None:
         """The block is late: it may still come, but nobody waits for it."""
         self._outstanding = None
-

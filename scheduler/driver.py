@@ -338,9 +338,7 @@ class Driver:
         worker = blame if isinstance(blame, Worker) else self._drafting.worker
         if worker is not None and blame is not False:
             config = self._config
-            if worker.record_failure(
-                now, config.suspend_after_failures, config.failure_window, config.suspend_time
-            ):
+            if worker.record_failure(now, config.suspend_after_failures, config.failure_window, config.suspend_time):
                 worker.detail = f"left alone for {config.suspend_time:g} s: its drafts were {reason}"
                 _log.warning("draft worker %s is %s", worker.name, worker.detail)
         self._fall_back(reason)
@@ -376,4 +374,3 @@ class Driver:
 def _loop_time(monotonic: float) -> float:
     """The event loop's time at a monotonic time."""
     return asyncio.get_running_loop().time() + monotonic - time.monotonic()
-

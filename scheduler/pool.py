@@ -13,6 +13,9 @@ from scheduler.worker import AnyResult, Worker, WorkerState
 from specdec.messages import PROTOCOL_VERSION, Identity, Role
 from specdec.vocabulary import fit
 
+_QUIET_SECONDS = 10.0
+"""How long a worker may stay out of reach before the log says so."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,9 +80,7 @@ class Pool:
     def place_drafter(self, target: Worker) -> Worker | None:
         """The least loaded drafter that fits `target`."""
         now = time.monotonic()
-        fitting = [
-            w for w in self._workers.values() if w.role is Role.DRAFT and w.available(now) and _fits(w, target)
-        ]
+        fitting = [w for w in self._workers.values() if w.role is Role.DRAFT and w.available(now) and _fits(w, target)]
         return min(fitting, key=lambda w: len(w.sequences), default=None)
 
     async def wait_for_change(self, timeout: float) -> None:
@@ -100,13 +101,17 @@ class Pool:
     async def _keep_connected(self, worker: Worker) -> None:
         """Connect, serve until the stream breaks, and again, with growing pauses while it fails."""
         delay = self._config.reconnect_delay
+        failing_since, said = time.monotonic(), ""
         while not worker.removed:
             try:
                 await self._connect_and_serve(worker)
                 delay = self._config.reconnect_delay
+                failing_since = time.monotonic()
             except LinkError as error:
-                if worker.state is not WorkerState.LOST or worker.detail != str(error):
-                    _log.warning("%s worker %s: %s", worker.role.value, worker.address, error)
+                # A worker that is just starting is no news; one that stays away is, once.
+                if time.monotonic() - failing_since > _QUIET_SECONDS and said != str(error):
+                    _log.warning("%s worker cannot be used: %s", worker.role.value, error)
+                    said = str(error)
                 worker.state, worker.detail = WorkerState.LOST, str(error)
             await self._notify()
             await asyncio.sleep(delay)
@@ -178,5 +183,3 @@ def _serves(worker: Worker, model: str) -> bool:
 
 def _fits(drafter: Worker, target: Worker) -> bool:
     return drafter.identity is not None and target.identity is not None and fit(drafter.identity, target.identity).fits
-
-

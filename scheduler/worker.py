@@ -27,7 +27,8 @@ class WorkerState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """sequences: ids placed here. draft_time: running mean of how long a draft takes, seconds. Times are monotonic."""
+    """sequences: ids placed here. candidate_time: running mean of how long a draft takes per candidate of its length,
+    seconds. Times are monotonic."""
 
     role: Role
     address: str
@@ -36,7 +37,7 @@ class Worker:
     detail: str = ""
     identity: Identity | None = None
     sequences: set[str] = field(default_factory=set)
-    draft_time: float | None = None
+    candidate_time: float | None = None
     suspended_until: float = 0.0
     removed: bool = False
     failures: deque[float] = field(default_factory=deque)
@@ -69,5 +70,7 @@ class Worker:
         self.suspended_until = now + suspend_time
         return True
 
-    def record_draft_time(self, seconds: float) -> None:
-        self.draft_time = seconds if self.draft_time is None else 0.8 * self.draft_time + 0.2 * seconds
+    def record_draft(self, seconds: float, draft_length: int) -> None:
+        """A block of at most `draft_length` candidates on its longest path took `seconds`, link included."""
+        time = seconds / max(draft_length, 1)
+        self.candidate_time = time if self.candidate_time is None else 0.8 * self.candidate_time + 0.2 * time

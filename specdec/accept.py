@@ -44,6 +44,4 @@ def accept_invariant(candidates: CandidateTree, target_tokens: Sequence[int]) ->
     else:
         last = TokenSource.CORRECTION if children else TokenSource.BONUS
     token_ids = [candidates.token_ids[i] for i in nodes]
-    return Accepted(
-        tuple(nodes), (*token_ids, target_tokens[1 + node]), (*[TokenSource.ACCEPTED] * len(nodes), last)
-    )
+    return Accepted(tuple(nodes), (*token_ids, target_tokens[1 + node]), (*[TokenSource.ACCEPTED] * len(nodes), last))

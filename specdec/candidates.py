@@ -97,9 +97,7 @@ class CandidateTree:
         """Only the candidates on the first `max_depth` levels."""
         keep = [i for i, depth in enumerate(self.depths) if depth < max_depth]
         new_index = {old: new for new, old in enumerate(keep)} | {ROOT: ROOT}
-        return CandidateTree(
-            tuple(self.token_ids[i] for i in keep), tuple(new_index[self.parents[i]] for i in keep)
-        )
+        return CandidateTree(tuple(self.token_ids[i] for i in keep), tuple(new_index[self.parents[i]] for i in keep))
 
     def validate(self, vocabulary_size: int) -> None:
         """Raises `InvalidCandidates` unless this is a tree of at most `MAX_CANDIDATES` ids in [0, vocabulary_size)."""

@@ -93,9 +93,7 @@ def draw(
             raise DegenerateLogits("logits hold NaN or no finite value")
         return [int(token_id) for token_id in token_ids]
     probs = process_logits(logits, params)
-    return [
-        int(perturbed(row, params.seed, position).argmax()) for row, position in zip(probs, positions, strict=True)
-    ]
+    return [int(perturbed(row, params.seed, position).argmax()) for row, position in zip(probs, positions, strict=True)]
 
 
 def mask_early_stops(logits: Tensor, positions: Sequence[int], stop: StopConditions) -> Tensor:

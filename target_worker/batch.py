@@ -107,9 +107,7 @@ class Selector:
                 placed.append(work)
         return placed
 
-    def _make_room(
-        self, work: Work, running: list[TargetSequence], placed: list[Work], preempted: set[str]
-    ) -> bool:
+    def _make_room(self, work: Work, running: list[TargetSequence], placed: list[Work], preempted: set[str]) -> bool:
         sequence_id, rows = work.segment.sequence_id, len(work.segment.token_ids)
         busy = {other.segment.sequence_id for other in placed}
         while not self._model.reserve(sequence_id, rows):
@@ -128,5 +126,3 @@ class Selector:
             if sequence.sequence_id not in busy and self._kv_length(sequence) > 0:
                 return sequence.sequence_id
         return None
-
-

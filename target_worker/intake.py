@@ -186,9 +186,6 @@ class Intake:
         self._load.stale_blocks += 1
         return TargetResult(header, StaleBlock(len(sequence.log)))
 
-    def _refuse(
-        self, header: Header, reason: RefusalReason, message: str, held: Epoch | None = None
-    ) -> TargetResult:
+    def _refuse(self, header: Header, reason: RefusalReason, message: str, held: Epoch | None = None) -> TargetResult:
         self._load.refused_items += 1
         return TargetResult(header, Refusal(reason, message, held))
-

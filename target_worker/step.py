@@ -94,4 +94,3 @@ def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, step_time: f
 def draw_positions(length: int, candidates: CandidateTree) -> list[int]:
     """Where the target's token behind the log, and behind each candidate, would stand in the log."""
     return [length, *(length + 1 + depth for depth in candidates.depths)]
-

@@ -44,7 +44,7 @@ class SchedulerSettings(ServingSettings):
     acceptance_window: int = Field(8, ge=1, le=1024, description="Recent rounds that `threshold` looks at.")
     probe_after_tokens: int = Field(32, ge=1, le=65536, description="Plain tokens before drafting is tried again.")
     round_timeout: float = Field(10.0, gt=0, le=3600, description="Seconds without progress that lose a target.")
-    draft_timeout: float = Field(1.0, gt=0, le=3600, description="Seconds that a draft is waited for.")
+    draft_timeout: float = Field(2.0, gt=0, le=3600, description="Seconds that a draft is waited for.")
     grant_tokens: int = Field(64, ge=1, le=65536, description="Tokens that a target may decode unasked.")
     admission_timeout: float = Field(30.0, ge=0, le=3600, description="Seconds that a request may wait for room.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences served at once.")

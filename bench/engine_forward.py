@@ -94,6 +94,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "context": arguments.context,
         "rows": arguments.rows,
         "repeats": arguments.repeats,
+        "times_ms": {name: [round(value, 2) for value in values] for name, values in times.items()},
         "median_ms": {name: round(value, 2) for name, value in medians.items()},
         "engine_over_stock": round(medians["engine_1"] / medians["stock_1"], 3) if "engine_1" in medians else None,
         "throughput_gain": round(growth * medians[first] / medians[last], 2),

@@ -1,0 +1,56 @@
+"""`outrider up` as the thing that is measured: a process of its own, reached through the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from types import TracebackType
+
+from bench.report import ROOT
+from outrider import AsyncClient
+
+_READY = re.compile(rb"ready at (\S+?:\d+)")
+
+
+class Up:
+    """Async context manager over `outrider up ARGUMENTS`; `client` is connected when it is ready."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self.client = AsyncClient("unused")
+
+    async def __aenter__(self) -> Up:
+        command = [sys.executable, "-m", "services.cli.main", "up", "--grpc-port", "0", *self._arguments]
+        self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+        self.client = AsyncClient(await self._address(self._process))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.client.close()
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGINT)
+            await self._process.wait()
+        if self._drain is not None:
+            await self._drain
+
+    async def _address(self, process: asyncio.subprocess.Process) -> str:
+        """Raises RuntimeError with the last line if the start fails."""
+        last = b""
+        while process.stderr is not None and (line := await process.stderr.readline()):
+            found = _READY.search(line)
+            if found and b"[up]" in line:
+                self._drain = asyncio.create_task(_read_all(process.stderr))
+                return found.group(1).decode()
+            last = line
+        raise RuntimeError(f"outrider up ended at its start: {last.decode().strip()}")
+
+
+async def _read_all(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass

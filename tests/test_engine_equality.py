@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specdec.candidates import CandidateTree
+from specdec.engine.layout import ZERO_SLOT
 from specdec.engine.loading import load
 from specdec.engine.model import Segment
 from specdec.engine.runner import ModelRunner
@@ -122,6 +123,15 @@ def test_a_neighbour_that_is_not_a_number_stays_alone(runner: ModelRunner) -> No
     assert runner.reserve("filler", 16 * (runner.blocks_total - bad_blocks))  # only the bad ones are left
     assert torch.equal(feed_in_chunks(runner, token_ids, 30, "next"), clean)
     runner.release("filler")
+
+
+def test_no_stale_slot_is_ever_read(runner: ModelRunner) -> None:
+    """What earlier sequences left in the pool, however bad, reaches nobody: every slot but the zero one is NaN."""
+    token_ids = draw_tokens(70)
+    clean = feed_in_chunks(runner, token_ids, 70)
+    runner._kv[:, :, ZERO_SLOT + 1 :] = torch.nan
+    assert torch.equal(feed_in_chunks(runner, token_ids, 9), clean)
+    runner._kv.zero_()
 
 
 def test_every_thread_count_gives_the_same_bits(runner: ModelRunner) -> None:

@@ -64,13 +64,13 @@ def test_a_row_that_depends_on_its_neighbours_is_refused() -> None:
 
     class SharedScale(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
-            scale = rows.abs().max() / 127
+            scale = rows.abs().max() / 1000
             return torch.round(rows / scale) * scale
 
     model = tiny_model("Llama")
     runner = tiny_runner(model)
     model.model.layers[1].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), SharedScale())
-    with pytest.raises(ModelRefused, match=r"rows beside it|own forward"):
+    with pytest.raises(ModelRefused, match="rows beside it"):
         self_test(runner)
 
 

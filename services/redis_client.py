@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from services.start_error import StartError
+from services.start_error import ExitCode, StartError
 
 SCHEMES = ("redis", "rediss", "unix")
 
@@ -30,7 +30,9 @@ def connect(url: str, *, socket_timeout: float = 2.0, connect_timeout: float = 1
     """
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
-        raise RedisUnavailable(f"redis_url {without_password(url)!r}: must start with redis://, rediss:// or unix://")
+        raise RedisUnavailable(
+            f"redis_url {without_password(url)!r}: must start with redis://, rediss:// or unix://", ExitCode.WRONG_USE
+        )
     try:
         return Redis.from_url(
             url,
@@ -40,7 +42,7 @@ def connect(url: str, *, socket_timeout: float = 2.0, connect_timeout: float = 1
             client_name="outrider",
         )
     except ValueError as error:
-        raise RedisUnavailable(f"redis_url {without_password(url)!r}: {error}") from None
+        raise RedisUnavailable(f"redis_url {without_password(url)!r}: {error}", ExitCode.WRONG_USE) from None
 
 
 async def require(url: str, seconds: float = 5.0) -> None:

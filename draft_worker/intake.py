@@ -13,6 +13,7 @@ from dataclasses import replace
 from draft_worker.config import DraftConfig
 from draft_worker.sequence import DraftSequence
 from specdec.drafter import Drafter
+from specdec.grammar import InvalidGrammar, MaskFactory, TokenMask
 from specdec.log import Log, Place
 from specdec.messages import (
     DraftAdvance,
@@ -29,6 +30,7 @@ from specdec.messages import (
     Release,
     Released,
 )
+from specdec.params import SamplingParams
 
 _EPOCHS_REMEMBERED = 65536
 
@@ -36,8 +38,16 @@ _EPOCHS_REMEMBERED = 65536
 class Intake:
     """The open sequences and the epochs of those released, so that a late message of an old owner stays refused."""
 
-    def __init__(self, config: DraftConfig, drafter: Drafter, vocabulary_size: int, load: Load) -> None:
+    def __init__(
+        self,
+        config: DraftConfig,
+        drafter: Drafter,
+        vocabulary_size: int,
+        load: Load,
+        make_mask: MaskFactory | None = None,
+    ) -> None:
         self._config = config
+        self._make_mask = make_mask
         self._drafter = drafter
         self._vocabulary_size = vocabulary_size
         self._load = load
@@ -79,7 +89,14 @@ class Intake:
         self._drafter.release(header.sequence_id)
         self._released.pop(header.sequence_id, None)
         sequence = DraftSequence(
-            header.sequence_id, session, header.epoch, log, body.sampling, body.stop, self._trimmed(body.plan)
+            header.sequence_id,
+            session,
+            header.epoch,
+            log,
+            body.sampling,
+            body.stop,
+            self._trimmed(body.plan),
+            self._mask(body.sampling),
         )
         self.sequences[header.sequence_id] = sequence
         sequence.order(sequence.plan, now)
@@ -105,6 +122,16 @@ class Intake:
         self._released.move_to_end(sequence_id)
         if len(self._released) > _EPOCHS_REMEMBERED:
             self._released.popitem(last=False)
+
+    def _mask(self, sampling: SamplingParams) -> TokenMask | None:
+        """None where the drafter has no grammar engine, or not for this grammar: what it proposes is then rejected
+        where the grammar forbids it, and nothing is lost but time."""
+        if sampling.grammar is None or self._make_mask is None:
+            return None
+        try:
+            return self._make_mask(sampling.grammar)
+        except InvalidGrammar:
+            return None
 
     def _trimmed(self, plan: DraftPlan) -> DraftPlan:
         return replace(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.drafter import DraftJob
+from specdec.grammar import TokenMask
 from specdec.log import Log
 from specdec.messages import DraftPlan, Epoch
-from specdec.params import SamplingParams, StopConditions
+from specdec.params import AcceptRule, SamplingParams, StopConditions
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class DraftSequence:
     sampling: SamplingParams
     stop: StopConditions
     plan: DraftPlan
+    mask: TokenMask | None = None
     due_since: float | None = None
 
     def order(self, plan: DraftPlan, now: float) -> None:
@@ -29,4 +31,12 @@ class DraftSequence:
 
     @property
     def job(self) -> DraftJob:
-        return DraftJob(self.sequence_id, self.log, self.sampling, self.stop, self.plan.draft_length, self.plan.width)
+        return DraftJob(
+            self.sequence_id,
+            self.log,
+            self.sampling,
+            self.stop,
+            self.plan.draft_length,
+            1 if self.sampling.accept_rule is AcceptRule.BLOCK else self.plan.width,
+            self.mask,
+        )

@@ -18,6 +18,7 @@ from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
 from specdec.candidates import EMPTY, CandidateTree
 from specdec.drafter import Drafter, DraftJob
+from specdec.grammar import MaskFactory
 from specdec.mailbox import Mailbox
 from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity, Load
 
@@ -30,12 +31,14 @@ _log = logging.getLogger(__name__)
 class DraftWorker:
     """Proposes candidates for many sequences. `deliver` is called on the worker's thread."""
 
-    def __init__(self, config: DraftConfig, drafter: Drafter, identity: Identity) -> None:
+    def __init__(
+        self, config: DraftConfig, drafter: Drafter, identity: Identity, make_mask: MaskFactory | None = None
+    ) -> None:
         self.identity = identity
         self._config = config
         self._drafter = drafter
         self._load = Load()
-        self._intake = Intake(config, drafter, identity.vocabulary_size, self._load)
+        self._intake = Intake(config, drafter, identity.vocabulary_size, self._load, make_mask)
         self._mailbox: Mailbox[DraftItem, DraftResult] = Mailbox()
         self._thread = threading.Thread(target=self._run, name="draft-worker", daemon=True)
 
@@ -76,10 +79,10 @@ class DraftWorker:
         while not self._mailbox.stopped:
             outgoing: _Outgoing = defaultdict(list)
             self._receive(outgoing)
+            self._load.sequences = len(self._intake.sequences)
             due = self._due()
             if due:
                 self._draft(due, outgoing)
-            self._load.sequences = len(self._intake.sequences)
             self._mailbox.send(outgoing)
             if not due:
                 self._mailbox.wait(None)

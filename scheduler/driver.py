@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
 from scheduler.drafting import Drafting
@@ -223,23 +224,32 @@ class Driver:
         if place is Place.STALE or told_twice != body.token_ids[:known]:
             await self._fail_over("its log is not the one that was streamed")
             return
-        if known < len(body.token_ids):
-            self._append(body, known)
-        if body.finish_reason is not None and header.base_length + len(body.token_ids) == len(self.log):
+        body = _without_first(body, known)
+        if body.token_ids:
+            body = self._watched(body)
+            self._append(body)
+        if body.finish_reason is not None and header.base_length + known + len(body.token_ids) == len(self.log):
             self._finish_reason = body.finish_reason
-        elif known < len(body.token_ids):
+        elif body.token_ids:
             self._continue(time.monotonic())
 
-    def _append(self, body: Committed, known: int) -> None:
-        token_ids, sources = body.token_ids[known:], body.sources[known:]
+    def _watched(self, body: Committed) -> Committed:
+        """Cut where the text ends, if it ends here; what the target committed beyond is dropped."""
+        watcher = self._request.watcher
+        kept = watcher.ends_after(body.token_ids) if watcher else None
+        return body if kept is None else replace(_first(body, kept), finish_reason=FinishReason.STOP)
+
+    def _append(self, body: Committed) -> None:
         position = len(self.log) - self.prompt_length
-        self.log.append(token_ids)
+        self.log.append(body.token_ids)
         self._placing_since = None
         self._first_token_at = self._first_token_at or time.monotonic()
         if not body.repeated_answer:
             self._count(body)
         self._recorder.record(self.record())
-        self._pending_events.append(Tokens(position, token_ids, sources, self.log.digest))
+        self._pending_events.append(
+            Tokens(position, body.token_ids, body.sources, self.log.digest, body.logprobs, body.margins)
+        )
 
     def _count(self, body: Committed) -> None:
         summary = self.summary
@@ -369,6 +379,27 @@ class Driver:
         self._leave_drafter()
         self._verifying.leave(time.monotonic())
         self._recorder.forget(self.sequence_id)
+
+
+def _without_first(body: Committed, count: int) -> Committed:
+    """What a result tells behind its first `count` tokens."""
+    return replace(
+        body,
+        token_ids=body.token_ids[count:],
+        sources=body.sources[count:],
+        logprobs=body.logprobs[count:],
+        margins=body.margins[count:],
+    )
+
+
+def _first(body: Committed, count: int) -> Committed:
+    return replace(
+        body,
+        token_ids=body.token_ids[:count],
+        sources=body.sources[:count],
+        logprobs=body.logprobs[:count],
+        margins=body.margins[:count],
+    )
 
 
 def _loop_time(monotonic: float) -> float:

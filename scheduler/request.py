@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from specdec.commit import FinishReason, TokenSource
-from specdec.params import SamplingParams
+from specdec.messages import TokenLogprobs
+from specdec.params import NO_REPORT, Report, SamplingParams
 
 
 class Speculation(Enum):
@@ -15,12 +18,20 @@ class Speculation(Enum):
     OFF = "off"
 
 
+class Watcher(Protocol):
+    """Text-level stops: the gateway's eyes on one sequence. Sees every token once, in order."""
+
+    def ends_after(self, token_ids: Sequence[int]) -> int | None:
+        """How many of these committed tokens the answer keeps, at least 1, if its text ends here; None to go on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """model: empty is the only one served. max_tokens None: what is left of the context. timeout: seconds from now.
 
     sampling.seed is resolved: the gateway drew one where the user gave none. stop_token_ids: all that apply, the
-    model's own included unless the user asked to ignore them.
+    model's own included unless the user asked to ignore them. watcher: ends the sequence where its text ends.
     """
 
     token_ids: tuple[int, ...]
@@ -29,6 +40,8 @@ class GenerationRequest:
     max_tokens: int | None = None
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    report: Report = NO_REPORT
+    watcher: Watcher | None = None
     speculation: Speculation = Speculation.AUTO
     draft_length: int | None = None
     timeout: float | None = None
@@ -47,12 +60,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Committed tokens, in order and without gaps. position: of the first, counted from the end of the prompt."""
+    """Committed tokens, in order and without gaps. position: of the first, counted from the end of the prompt.
+    logprobs, margins: one per token if the report asks for them."""
 
     position: int
     token_ids: tuple[int, ...]
     sources: tuple[TokenSource, ...]
     prefix_digest: bytes
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    margins: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

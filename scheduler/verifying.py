@@ -12,6 +12,8 @@ from specdec.log import Log
 from specdec.messages import Epoch, Grant, Header, Release, TargetItem, TargetOpen, VerifyBlock
 from specdec.params import StopConditions
 
+_WATCHED_GRANT_TOKENS = 8
+
 
 class Verifying:
     """Sends items under the sequence's epoch. Times are monotonic seconds."""
@@ -71,7 +73,12 @@ class Verifying:
         self.worker = worker
         worker.sequences.add(self._sequence_id)
         body = TargetOpen(
-            tuple(self._log.token_ids), self._request.sampling, self._stop, self._grant(patience), self._log.root
+            tuple(self._log.token_ids),
+            self._request.sampling,
+            self._stop,
+            self._grant(patience),
+            self._log.root,
+            self._request.report,
         )
         worker.send(TargetItem(self.header(len(self._log), now), body))
         self._busy_since = now
@@ -83,7 +90,7 @@ class Verifying:
     def step_plainly(self, now: float) -> None:
         """Lets the target go on by itself; says so only when the grant runs short, so that plain costs no message per
         token."""
-        short = self._granted_until - len(self._log) <= self._config.grant_tokens // 2
+        short = self._granted_until - len(self._log) <= self._grant_tokens // 2
         if not self.plain or (short and self._granted_until < self._stop.max_length):
             self.verify(len(self._log), EMPTY, 0.0, now)
 
@@ -98,8 +105,14 @@ class Verifying:
 
     def _grant(self, patience: float) -> Grant:
         self._patience = patience
-        self._granted_until = min(len(self._log) + self._config.grant_tokens, self._stop.max_length)
+        self._granted_until = min(len(self._log) + self._grant_tokens, self._stop.max_length)
         return Grant(self._granted_until, patience)
+
+    @property
+    def _grant_tokens(self) -> int:
+        """Short while the text may end the answer: what the target decodes beyond is wasted."""
+        watched = self._request.watcher is not None
+        return min(self._config.grant_tokens, _WATCHED_GRANT_TOKENS) if watched else self._config.grant_tokens
 
     def _send(self, base_length: int, body: VerifyBlock, now: float) -> None:
         if self.worker is not None:

@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from outrider.v1 import types_pb2 as pb
-from specdec.candidates import CandidateTree, InvalidCandidates
+from specdec.candidates import CandidateTree, DraftLaw, InvalidCandidates
 from specdec.commit import FinishReason, TokenSource
 from specdec.digest import DIGEST_BYTES
 from specdec.messages import (
@@ -25,7 +25,7 @@ from specdec.messages import (
     RefusalReason,
     Role,
 )
-from specdec.params import SamplingParams, StopConditions
+from specdec.params import StopConditions
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -179,35 +179,20 @@ def salvage_header(header: pb.ItemHeader) -> Header | None:
 
 
 def encode_candidates(tree: CandidateTree) -> pb.CandidateTree:
-    return pb.CandidateTree(token_ids=tree.token_ids, parents=tree.parents)
+    laws = [pb.DraftLaw(token_ids=law.token_ids, weights=law.weights) for law in tree.laws]
+    return pb.CandidateTree(token_ids=tree.token_ids, parents=tree.parents, laws=laws)
 
 
 def decode_candidates(message: pb.CandidateTree, field: str) -> CandidateTree:
-    tree = CandidateTree(tuple(message.token_ids), tuple(message.parents))
+    laws = tuple(DraftLaw(tuple(law.token_ids), tuple(law.weights)) for law in message.laws)
+    tree = CandidateTree(tuple(message.token_ids), tuple(message.parents), laws)
     try:
         tree.validate(TOKEN_ID_LIMIT)
+        if laws:
+            tree.validate_laws(TOKEN_ID_LIMIT)
     except InvalidCandidates as error:
         raise InvalidMessage(field, str(error)) from error
     return tree
-
-
-def encode_sampling(sampling: SamplingParams) -> pb.SamplingParameters:
-    return pb.SamplingParameters(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )
-
-
-def decode_sampling(message: pb.SamplingParameters, field: str) -> SamplingParams:
-    sampling = SamplingParams(message.temperature, message.top_k, message.top_p, message.min_p, message.seed)
-    try:
-        sampling.validate()
-    except ValueError as error:
-        raise InvalidMessage(field, str(error)) from error
-    return sampling
 
 
 def encode_stop(stop: StopConditions) -> pb.StopConditions:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from outrider.v1 import draft_service_pb2 as pb
-from services import codec
+from services import codec, codec_sampling
 from services.codec import InvalidMessage
 from specdec.messages import (
     DraftAdvance,
@@ -92,7 +92,7 @@ def _decode_plan(plan: pb.DraftPlan, field: str) -> DraftPlan:
 def _encode_open(body: DraftOpen) -> pb.DraftOpen:
     return pb.DraftOpen(
         token_ids=body.token_ids,
-        sampling=codec.encode_sampling(body.sampling),
+        sampling=codec_sampling.encode_sampling(body.sampling),
         stop=codec.encode_stop(body.stop),
         plan=_encode_plan(body.plan),
         root_digest=body.root_digest,
@@ -107,7 +107,7 @@ def _decode_open(message: pb.DraftOpen, base_length: int) -> DraftOpen:
         raise InvalidMessage("header.base_length", f"is {base_length}, but open.token_ids holds {len(token_ids)}")
     return DraftOpen(
         token_ids,
-        codec.decode_sampling(message.sampling, "open.sampling"),
+        codec_sampling.decode_sampling(message.sampling, "open.sampling"),
         codec.decode_stop(message.stop, "open.stop"),
         _decode_plan(message.plan, "open.plan"),
         codec.decode_digest(message.root_digest, "open.root_digest"),

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from outrider.v1 import target_service_pb2 as pb
-from services import codec
+from services import codec, codec_sampling
 from services.codec import InvalidMessage
 from specdec.messages import (
     Committed,
@@ -91,10 +91,11 @@ def _decode_grant(grant: pb.Grant, field: str) -> Grant:
 def _encode_open(body: TargetOpen) -> pb.TargetOpen:
     return pb.TargetOpen(
         token_ids=body.token_ids,
-        sampling=codec.encode_sampling(body.sampling),
+        sampling=codec_sampling.encode_sampling(body.sampling),
         stop=codec.encode_stop(body.stop),
         grant=_encode_grant(body.grant),
         root_digest=body.root_digest,
+        report=codec_sampling.encode_report(body.report),
     )
 
 
@@ -108,10 +109,11 @@ def _decode_open(message: pb.TargetOpen, base_length: int) -> TargetOpen:
         raise InvalidMessage("header.base_length", f"is {base_length}, but open.token_ids holds {len(token_ids)}")
     return TargetOpen(
         token_ids,
-        codec.decode_sampling(message.sampling, "open.sampling"),
+        codec_sampling.decode_sampling(message.sampling, "open.sampling"),
         codec.decode_stop(message.stop, "open.stop"),
         _decode_grant(message.grant, "open.grant"),
         codec.decode_digest(message.root_digest, "open.root_digest"),
+        codec_sampling.decode_report(message.report, "open.report"),
     )
 
 
@@ -169,6 +171,8 @@ def _encode_committed(body: Committed) -> pb.Committed:
         step_time=codec.encode_duration(body.step_time),
         batch_size=body.batch_size,
         repeated_answer=body.repeated_answer,
+        logprobs=codec_sampling.encode_logprobs(body.logprobs),
+        margins=body.margins,
     )
 
 
@@ -185,6 +189,8 @@ def _decode_committed(message: pb.Committed) -> Committed:
         step_time=codec.decode_duration(message.step_time, "committed.step_time"),
         batch_size=message.batch_size,
         repeated_answer=message.repeated_answer,
+        logprobs=codec_sampling.decode_logprobs(message.logprobs, len(message.token_ids), "committed.logprobs"),
+        margins=tuple(message.margins),
     )
 
 

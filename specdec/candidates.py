@@ -16,16 +16,41 @@ MAX_CANDIDATES = 256
 """Candidates in one block at most. More could not pay, and it bounds what a worker must hold."""
 
 
+WEIGHT_LIMIT = 2**32
+
+
 class InvalidCandidates(ValueError):
     """The candidates are no tree, or a token id is not in the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """What a candidate was drawn from, bit for bit: `token_ids[i]` with probability `weights[i] / sum(weights)`."""
+
+    token_ids: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @classmethod
+    def certain(cls, token_id: int) -> DraftLaw:
+        """The law of a drafter that does not draw."""
+        return cls((token_id,), (1,))
+
+    def without(self, token_id: int) -> DraftLaw:
+        """The law of the next sibling, drawn without replacement."""
+        kept = [(i, w) for i, w in zip(self.token_ids, self.weights, strict=True) if i != token_id]
+        return DraftLaw(tuple(i for i, _ in kept), tuple(w for _, w in kept))
+
+
+@dataclass(frozen=True, slots=True)
 class CandidateTree:
-    """`token_ids[i]` follows candidate `parents[i]`, or the committed prefix where that is `ROOT`."""
+    """`token_ids[i]` follows candidate `parents[i]`, or the committed prefix where that is `ROOT`.
+
+    laws: under the rules that test ratios one per candidate, given that its earlier siblings were rejected; else none.
+    """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    laws: tuple[DraftLaw, ...] = ()
 
     @classmethod
     def chain(cls, token_ids: Iterable[int]) -> CandidateTree:
@@ -84,20 +109,41 @@ class CandidateTree:
             if not frontier:
                 return None
         new_index = dict.fromkeys(frontier, ROOT)
-        ids: list[int] = []
-        parents: list[int] = []
-        for i, parent in enumerate(self.parents):
-            if parent in new_index and i not in new_index:
-                new_index[i] = len(ids)
-                ids.append(self.token_ids[i])
-                parents.append(new_index[parent])
-        return CandidateTree(tuple(ids), tuple(parents))
+        kept = [i for i, parent in enumerate(self.parents) if self._joins(new_index, i, parent)]
+        return self._part(kept, new_index)
 
     def trimmed(self, max_depth: int) -> CandidateTree:
         """Only the candidates on the first `max_depth` levels."""
         keep = [i for i, depth in enumerate(self.depths) if depth < max_depth]
         new_index = {old: new for new, old in enumerate(keep)} | {ROOT: ROOT}
-        return CandidateTree(tuple(self.token_ids[i] for i in keep), tuple(new_index[self.parents[i]] for i in keep))
+        return self._part(keep, new_index)
+
+    @staticmethod
+    def _joins(new_index: dict[int, int], node: int, parent: int) -> bool:
+        """Gives `node` the next index if its parent has one; nodes that have become the root do not count."""
+        if parent not in new_index or node in new_index:
+            return False
+        new_index[node] = sum(index != ROOT for index in new_index.values())
+        return True
+
+    def _part(self, nodes: list[int], new_index: dict[int, int]) -> CandidateTree:
+        return CandidateTree(
+            tuple(self.token_ids[i] for i in nodes),
+            tuple(new_index[self.parents[i]] for i in nodes),
+            tuple(self.laws[i] for i in nodes) if self.laws else (),
+        )
+
+    def validate_laws(self, vocabulary_size: int) -> None:
+        """Raises `InvalidCandidates` unless every candidate has a law that can draw it."""
+        if len(self.laws) != len(self):
+            raise InvalidCandidates(f"candidates: {len(self)} token_ids but {len(self.laws)} laws")
+        for i, (token_id, law) in enumerate(zip(self.token_ids, self.laws, strict=True)):
+            if len(law.token_ids) != len(law.weights) or len(set(law.token_ids)) != len(law.token_ids):
+                raise InvalidCandidates(f"candidates.laws[{i}] must have one weight for each of its distinct token_ids")
+            if any(not 0 <= t < vocabulary_size for t in law.token_ids):
+                raise InvalidCandidates(f"candidates.laws[{i}].token_ids must be in [0, {vocabulary_size})")
+            if any(not 0 < w < WEIGHT_LIMIT for w in law.weights) or token_id not in law.token_ids:
+                raise InvalidCandidates(f"candidates.laws[{i}] must give token {token_id} a weight, each in [1, 2^32)")
 
     def validate(self, vocabulary_size: int) -> None:
         """Raises `InvalidCandidates` unless this is a tree of at most `MAX_CANDIDATES` ids in [0, vocabulary_size)."""

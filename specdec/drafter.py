@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.candidates import CandidateTree
+from specdec.grammar import TokenMask
 from specdec.log import Log
 from specdec.params import SamplingParams, StopConditions
 
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """Propose up to `draft_length` candidates on the longest path, at most `width` siblings, behind `log`."""
+    """Propose up to `draft_length` candidates on the longest path, at most `width` siblings, behind `log`.
+
+    mask: of the sequence's grammar, if it has one. Where `sampling.accept_rule` tests ratios, every candidate needs the
+    law it was drawn from.
+    """
 
     sequence_id: str
     log: Log
@@ -21,6 +26,7 @@ class DraftJob:
     stop: StopConditions
     draft_length: int
     width: int = 1
+    mask: TokenMask | None = None
 
 
 class Drafter(Protocol):

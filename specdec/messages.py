@@ -11,7 +11,7 @@ from enum import Enum
 
 from specdec.candidates import EMPTY, CandidateTree
 from specdec.commit import FinishReason, TokenSource
-from specdec.params import SamplingParams, StopConditions
+from specdec.params import NO_REPORT, Report, SamplingParams, StopConditions
 
 PROTOCOL_VERSION = 1
 
@@ -94,6 +94,7 @@ class TargetOpen:
     stop: StopConditions
     grant: Grant
     root_digest: bytes
+    report: Report = NO_REPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,19 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """logprob: the token's own. top: the likeliest (token id, logprob), likeliest first. Natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """Tokens behind the header's base; final.
 
     num_draft_tokens: candidates verified in this step, 0 for a plain one. repeated_answer: told before, again now.
+    logprobs, margins: one per token if the report asks for them.
     """
 
     token_ids: tuple[int, ...]
@@ -138,6 +148,8 @@ class Committed:
     step_time: float = 0.0
     batch_size: int = 1
     repeated_answer: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    margins: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant Spe
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 
@@ -48,6 +50,29 @@ def random_bits(seed: int, position: int, token_ids: Tensor) -> Tensor:
     words = _mix32(token_ids.to(torch.int32) ^ key_low)
     words = _mix32(words + key_high)
     return words.to(torch.int64) & 0xFFFFFFFF
+
+
+class Domain(Enum):
+    """What uniforms are for. Each purpose has its own, none of them the shared noise of `invariant`."""
+
+    DRAFT = 1
+    """A drafter's draws under the rules that test ratios."""
+    ACCEPT = 2
+    """The tests of candidates."""
+    RESIDUAL = 3
+    """The target's own draws: plain, correction and bonus."""
+
+
+def uniforms(seed: int, domain: Domain, base_length: int, count: int) -> Tensor:
+    """`count` uniforms in (0, 1), float64, 53 bits each, for one block on top of `base_length` tokens.
+
+    A base is verified once, so no uniform is ever used for two decisions: what one round saw and threw away does not
+    bias the next.
+    """
+    key = _mix64((_mix64((seed + domain.value * 0xA0761D6478BD642F) & _MASK64) + base_length) & _MASK64)
+    high = random_bits(key, 0, torch.arange(count)).to(torch.float64)
+    low = (random_bits(key, 1, torch.arange(count)) >> 11).to(torch.float64)
+    return (high * 2.0**21 + low + 0.5) * 2.0**-53
 
 
 def exponential(seed: int, position: int, token_ids: Tensor) -> Tensor:

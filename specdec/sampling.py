@@ -23,8 +23,8 @@ class DegenerateLogits(ValueError):
 def process_logits(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law of the next token, float32 [rows, vocab], each row summing to 1.
 
-    logits: float [rows, vocab]. Order as in transformers: temperature, top-k, top-p, min-p. At temperature 0 all mass
-    is on the highest logit (lowest id of equals).
+    logits: float [rows, vocab]. Order as in transformers: temperature, top-k, top-p, min-p, typical-p. At temperature 0
+    all mass is on the highest logit (lowest id of equals).
     """
     logits = logits.float()
     highest = logits.max(dim=-1, keepdim=True).values
@@ -41,6 +41,8 @@ def process_logits(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.min_p > 0.0:
         probs = torch.where(probs < params.min_p * probs.max(dim=-1, keepdim=True).values, 0.0, probs)
         probs = probs / probs.sum(dim=-1, keepdim=True)
+    if params.typical_p < 1.0:
+        probs = _keep_typical(probs, params.typical_p)
     return probs
 
 
@@ -66,6 +68,62 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return kept.scatter_(-1, ids, kept_scores)
 
 
+def _keep_typical(probs: Tensor, typical_p: float) -> Tensor:
+    """Locally typical sampling (Meister et al., arXiv 2202.00666): the tokens whose surprise is nearest to the entropy,
+    until their mass reaches `typical_p`."""
+    surprise = -torch.log(probs)
+    entropy = torch.where(probs > 0, probs * surprise, 0.0).sum(dim=-1, keepdim=True)
+    distance = torch.where(probs > 0, (surprise - entropy).abs(), torch.inf)
+    order = torch.sort(distance, dim=-1, stable=True).indices
+    ordered = probs.gather(-1, order)
+    mass_before = ordered.cumsum(dim=-1) - ordered
+    kept = ordered.masked_fill(mass_before >= typical_p, 0.0)
+    probs = torch.zeros_like(probs).scatter_(-1, order, kept)
+    return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def penalise(row: Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams) -> Tensor:
+    """A copy of one row of logits [vocab] with the penalties for the tokens before it.
+
+    The repetition penalty (Keskar et al., arXiv 1909.05858) divides positive and multiplies negative logits of every
+    token in `history`; presence and frequency penalties are subtracted for tokens behind `prompt_length`.
+    """
+    row = row.clone()
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(history)), device=row.device)
+        before = row[seen]
+        row[seen] = torch.where(before < 0, before * params.repetition_penalty, before / params.repetition_penalty)
+    answer = history[prompt_length:]
+    if answer and (params.presence_penalty or params.frequency_penalty):
+        seen, counts = torch.unique(torch.tensor(answer, device=row.device), return_counts=True)
+        row[seen] -= params.presence_penalty + params.frequency_penalty * counts
+    return row
+
+
+def completed_bad_words(history: Sequence[int], bad_words: Sequence[Sequence[int]]) -> list[int]:
+    """Tokens that would complete one of the bad words of more than one token."""
+    longer = [word for word in bad_words if len(word) > 1]
+    return [word[-1] for word in longer if tuple(history[1 - len(word) :]) == tuple(word[:-1])]
+
+
+def apply_fixed_edits(logits: Tensor, params: SamplingParams) -> Tensor:
+    """`logits` [rows, vocab] with the bias added, and -inf for bad words of one token and for what is not allowed."""
+    banned = [word[0] for word in params.bad_words if len(word) == 1]
+    if not (params.logit_bias or banned or params.allowed_token_ids):
+        return logits
+    logits = logits.float().clone()
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        logits[:, list(token_ids)] += torch.tensor(biases, device=logits.device)
+    if banned:
+        logits[:, banned] = -torch.inf
+    if params.allowed_token_ids:
+        allowed = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        allowed[list(params.allowed_token_ids)] = True
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    return logits
+
+
 def perturbed(probs: Tensor, seed: int, position: int) -> Tensor:
     """`probs / e` for one row [vocab], float32: its order is that of `log p + g`."""
     support = probs.nonzero().squeeze(-1)
@@ -76,24 +134,13 @@ def perturbed(probs: Tensor, seed: int, position: int) -> Tensor:
     return scores
 
 
-def draw(
-    logits: Tensor, params: SamplingParams, positions: Sequence[int], stop: StopConditions | None = None
-) -> list[int]:
-    """The token at each of `positions` (absolute: the index it will have in the log).
-
-    logits: [len(positions), vocab]. Stop tokens are masked while the log would still be at most `stop.min_length` long.
-    Raises DegenerateLogits.
-    """
-    if stop is not None:
-        logits = mask_early_stops(logits, positions, stop)
-    if params.temperature == 0.0:
-        logits = logits.float()
-        token_ids = logits.argmax(dim=-1)
-        if not torch.isfinite(logits.gather(-1, token_ids.unsqueeze(-1))).all():
-            raise DegenerateLogits("logits hold NaN or no finite value")
-        return [int(token_id) for token_id in token_ids]
-    probs = process_logits(logits, params)
-    return [int(perturbed(row, params.seed, position).argmax()) for row, position in zip(probs, positions, strict=True)]
+def greedy(logits: Tensor) -> list[int]:
+    """The highest logit of each row, the lowest id of equals. Raises DegenerateLogits."""
+    logits = logits.float()
+    token_ids = logits.argmax(dim=-1)
+    if not torch.isfinite(logits.gather(-1, token_ids.unsqueeze(-1))).all():
+        raise DegenerateLogits("logits hold NaN or no finite value")
+    return [int(token_id) for token_id in token_ids]
 
 
 def mask_early_stops(logits: Tensor, positions: Sequence[int], stop: StopConditions) -> Tensor:

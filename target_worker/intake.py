@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from specdec.candidates import InvalidCandidates
+from specdec.candidates import CandidateTree, InvalidCandidates
 from specdec.engine.model import LanguageModel
+from specdec.grammar import InvalidGrammar, MaskFactory, TokenMask
+from specdec.law import Law
 from specdec.log import Log, Place
 from specdec.messages import (
-    Committed,
     Epoch,
     Header,
     Load,
@@ -29,6 +30,7 @@ from specdec.messages import (
     TargetResult,
     VerifyBlock,
 )
+from specdec.params import AcceptRule, SamplingParams
 from target_worker.config import TargetConfig
 from target_worker.sequence import TargetSequence
 
@@ -38,8 +40,11 @@ _EPOCHS_REMEMBERED = 65536
 class Intake:
     """The open sequences and the epochs of those released, so that a late message of an old owner stays refused."""
 
-    def __init__(self, config: TargetConfig, model: LanguageModel, load: Load) -> None:
+    def __init__(
+        self, config: TargetConfig, model: LanguageModel, load: Load, make_mask: MaskFactory | None = None
+    ) -> None:
         self._config = config
+        self._make_mask = make_mask
         self._model = model
         self._load = load
         self._released: OrderedDict[str, Epoch] = OrderedDict()
@@ -102,6 +107,10 @@ class Intake:
         problem = self._problem(header, body, log)
         if problem:
             return self._refuse(header, RefusalReason.INVALID, problem)
+        try:
+            law = Law(body.sampling, body.stop, log.token_ids, self._mask(body.sampling))
+        except InvalidGrammar as error:
+            return self._refuse(header, RefusalReason.INVALID, f"grammar: {error}")
         if existing is not None:
             self._model.release(header.sequence_id)
         self._released.pop(header.sequence_id, None)
@@ -112,10 +121,10 @@ class Intake:
             header.epoch,
             log,
             opened_length=len(log),
-            sampling=body.sampling,
-            stop=body.stop,
+            law=law,
             grant=body.grant,
             waiting_since=now,
+            report=body.report,
             deadline=deadline,
         )
         cached_length = self._model.open(header.sequence_id, log)
@@ -140,11 +149,22 @@ class Intake:
             body.sampling.validate()
         except ValueError as error:
             return str(error)
+        for field, token_ids in body.sampling.token_ids().items():
+            if any(not 0 <= token_id < vocabulary_size for token_id in token_ids):
+                return f"{field} names a token that is not in [0, {vocabulary_size})"
         return None
+
+    def _mask(self, sampling: SamplingParams) -> TokenMask | None:
+        """Raises InvalidGrammar."""
+        if sampling.grammar is None:
+            return None
+        if self._make_mask is None:
+            raise InvalidGrammar("this worker has no grammar engine")
+        return self._make_mask(sampling.grammar)
 
     def _verify(self, sequence: TargetSequence, header: Header, block: VerifyBlock, now: float) -> list[TargetResult]:
         try:
-            block.candidates.validate(self._model.vocabulary_size)
+            self._check(block.candidates, sequence.law.params.accept_rule)
         except InvalidCandidates as error:
             return [self._refuse(header, RefusalReason.INVALID, str(error))]
         sequence.grant = block.grant
@@ -156,6 +176,14 @@ class Intake:
         sequence.held.append((header, block))
         return []
 
+    def _check(self, candidates: CandidateTree, rule: AcceptRule) -> None:
+        """Raises InvalidCandidates for what the accept rule cannot take."""
+        candidates.validate(self._model.vocabulary_size)
+        if rule is not AcceptRule.INVARIANT:
+            candidates.validate_laws(self._model.vocabulary_size)
+        if rule is AcceptRule.BLOCK and not candidates.is_chain:
+            raise InvalidCandidates("candidates: the accept rule `block` takes chains only")
+
     def _apply(self, sequence: TargetSequence, header: Header, block: VerifyBlock, tell: bool) -> list[TargetResult]:
         """A block whose base the log has reached. tell: answer with the tokens committed since its base."""
         log = sequence.log
@@ -165,7 +193,7 @@ class Intake:
         since = log.since(header.base_length)
         results: list[TargetResult] = []
         if tell and since:
-            results.append(TargetResult(header, self._committed_since(sequence, since)))
+            results.append(TargetResult(header, sequence.told_since(header.base_length)))
         if sequence.finished:
             return results
         if not since:
@@ -177,10 +205,6 @@ class Intake:
             else:
                 sequence.pending = below
         return results
-
-    def _committed_since(self, sequence: TargetSequence, since: list[int]) -> Committed:
-        sources = tuple(sequence.sources[-len(since) :])
-        return Committed(tuple(since), sources, finish_reason=sequence.finish_reason, repeated_answer=True)
 
     def _stale(self, sequence: TargetSequence, header: Header) -> TargetResult:
         self._load.stale_blocks += 1

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.accept import accept_invariant
-from specdec.candidates import CandidateTree
-from specdec.commit import commit
 from specdec.engine.model import LanguageModel
 from specdec.messages import Committed, Failure, Prefilled, TargetResult
-from specdec.sampling import DegenerateLogits, draw
+from specdec.sampling import DegenerateLogits
 from target_worker.batch import Work
+from target_worker.decide import decide
 
 _log = logging.getLogger(__name__)
 
@@ -67,30 +65,19 @@ def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, step_time: f
         kv_length = model.kv_length(sequence.sequence_id)
         return TargetResult(sequence.header(kv_length), Prefilled(kv_length))
     length = len(sequence.log)
-    positions = draw_positions(length, work.candidates)
-    target_tokens = draw(logits, sequence.sampling, positions, sequence.stop)
-    accepted = accept_invariant(work.candidates, target_tokens)
-    committed = commit(length, accepted.token_ids, sequence.stop, model.context_length)
-    count = len(committed.token_ids)
-    kept = [work.missing + node for node in accepted.nodes[: count - 1]]
-    model.keep(sequence.sequence_id, [*range(work.missing), *kept])
-    header = sequence.header(length)
-    sequence.append(committed.token_ids, accepted.sources[:count], time.monotonic())
-    sequence.finish_reason = committed.finish_reason
-    return TargetResult(
-        header,
-        Committed(
-            committed.token_ids,
-            accepted.sources[:count],
-            num_draft_tokens=len(work.candidates),
-            draft_length=work.candidates.draft_length,
-            finish_reason=committed.finish_reason,
-            step_time=step_time,
-            batch_size=batch_size,
-        ),
+    decision = decide(sequence.law, work.candidates, logits, length, model.context_length, sequence.report)
+    model.keep(sequence.sequence_id, [*range(work.missing), *(work.missing + node for node in decision.nodes)])
+    committed = Committed(
+        decision.committed.token_ids,
+        decision.sources,
+        num_draft_tokens=len(work.candidates),
+        draft_length=work.candidates.draft_length,
+        finish_reason=decision.committed.finish_reason,
+        step_time=step_time,
+        batch_size=batch_size,
+        logprobs=decision.logprobs,
+        margins=decision.margins,
     )
-
-
-def draw_positions(length: int, candidates: CandidateTree) -> list[int]:
-    """Where the target's token behind the log, and behind each candidate, would stand in the log."""
-    return [length, *(length + 1 + depth for depth in candidates.depths)]
+    header = sequence.header(length)
+    sequence.append(committed, time.monotonic())
+    return TargetResult(header, committed)

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from specdec.engine.model import LanguageModel
+from specdec.grammar import MaskFactory
 from specdec.mailbox import Mailbox
 from specdec.messages import Committed, Failure, Identity, Load, TargetItem, TargetResult
 from target_worker.batch import Selector
@@ -29,11 +30,17 @@ _log = logging.getLogger(__name__)
 class TargetWorker:
     """Verifies candidates and decodes plainly for many sequences. `deliver` is called on the worker's thread."""
 
-    def __init__(self, config: TargetConfig, model: LanguageModel, identity: Identity) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        model: LanguageModel,
+        identity: Identity,
+        make_mask: MaskFactory | None = None,
+    ) -> None:
         self.identity = identity
         self._model = model
         self._load = Load(kv_blocks_total=model.blocks_total)
-        self._intake = Intake(config, model, self._load)
+        self._intake = Intake(config, model, self._load, make_mask)
         self._selector = Selector(config, model)
         self._mailbox: Mailbox[TargetItem, TargetResult] = Mailbox()
         self._thread = threading.Thread(target=self._run, name="target-worker", daemon=True)
@@ -75,6 +82,7 @@ class TargetWorker:
         while not self._mailbox.stopped:
             outgoing: dict[int, list[TargetResult]] = defaultdict(list)
             self._receive(outgoing)
+            self._count()
             now = time.monotonic()
             batch = self._selector.select(self._intake.sequences.values(), now)
             if batch:

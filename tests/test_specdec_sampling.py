@@ -14,8 +14,21 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specdec.law import Law
 from specdec.params import SamplingParams, StopConditions
-from specdec.sampling import DegenerateLogits, draw, perturbed, process_logits
+from specdec.sampling import DegenerateLogits, perturbed, process_logits
+
+FREE = StopConditions(prompt_length=0, max_length=2**31)
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, positions: list[int], stop: StopConditions = FREE) -> list[int]:
+    """Each row alone, at its position of a log of zeros."""
+    return [
+        token_id
+        for row, position in zip(logits, positions, strict=True)
+        for token_id in Law(params, stop, [0] * position).draw(row[None], [()])
+    ]
+
 
 GRID = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -95,9 +108,8 @@ def test_the_sparse_and_the_dense_way_give_the_same_scores() -> None:
 def test_a_draw_does_not_depend_on_its_neighbours_rows() -> None:
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(4))
     params = SamplingParams(temperature=1.3, top_p=0.8, seed=9)
-    together = draw(logits, params, [10, 11, 12, 13])
-    alone = [draw(logits[i : i + 1], params, [10 + i])[0] for i in range(4)]
-    assert together == alone
+    together = Law(params, FREE, [0] * 10).draw(logits, [(), (1,), (1, 2), (1, 2, 3)])
+    assert together == draw(logits, params, [10, 11, 12, 13])
 
 
 def test_stop_tokens_are_not_drawn_before_the_least_length() -> None:

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$outrider/v1/generation_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9e\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.outrider.v1.ChatPromptH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.outrider.v1.TokenPromptH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x31\n\x0bspeculation\x18\x0e \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x19\n\x0c\x64raft_length\x18\x0f \x01(\rH\x08\x88\x01\x01\x12\x12\n\nrequest_id\x18\x10 \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x0f\n\r_draft_length\"\xb3\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.GenerationStartedH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.GeneratedTokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.outrider.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\\\n\x11GenerationStarted\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"\x96\x01\n\x0fGeneratedTokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07sources\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenSource\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x15\n\rprefix_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06pieces\x18\x06 \x03(\t\"\x93\x02\n\x12GenerationFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x34\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SpeculationSummary\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa8\x03\n\x12SpeculationSummary\x12\x12\n\nnum_drafts\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12(\n num_accepted_tokens_per_position\x18\x04 \x03(\r\x12\x17\n\x0fnum_plain_steps\x18\x05 \x01(\r\x12\x1e\n\x16mean_acceptance_length\x18\x06 \x01(\x01\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04mode\x18\x08 \x01(\t\x12\x15\n\rnum_failovers\x18\t \x01(\r\x12\x18\n\x10num_stale_blocks\x18\n \x01(\r\x12\x41\n\tfallbacks\x18\x0b \x03(\x0b\x32..outrider.v1.SpeculationSummary.FallbacksEntry\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\x12\n\x10_acceptance_rate\"\x13\n\x11ListModelsRequest\"J\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.outrider.v1.ModelInfo*\x81\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x01\x12\x17\n\x13SPECULATION_MODE_ON\x10\x02\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x03\x32\xad\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$outrider/v1/generation_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"{\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"Z\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.outrider.v1.Tool\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xc5\x08\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.outrider.v1.ChatPromptH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.outrider.v1.TokenPromptH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x31\n\x0bspeculation\x18\x0e \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x19\n\x0c\x64raft_length\x18\x0f \x01(\rH\x08\x88\x01\x01\x12\x12\n\nrequest_id\x18\x10 \x01(\t\x12\x16\n\ttypical_p\x18\x11 \x01(\x02H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x12 \x01(\x02H\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x13 \x01(\x02H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x14 \x01(\x02H\x0c\x88\x01\x01\x12*\n\nlogit_bias\x18\x15 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x11\n\tbad_words\x18\x16 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x17 \x03(\r\x12\x0c\n\x04stop\x18\x18 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x19 \x01(\x08\x12\x0e\n\x01n\x18\x1a \x01(\rH\r\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x1b \x01(\rH\x0e\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x1c \x01(\x0e\x32\x17.outrider.v1.LogprobsOf\x12\x0c\n\x04\x65\x63ho\x18\x1d \x01(\x08\x12,\n\x0b\x61\x63\x63\x65pt_rule\x18\x1e \x01(\x0e\x32\x17.outrider.v1.AcceptRule\x12%\n\x07grammar\x18\x1f \x01(\x0b\x32\x14.outrider.v1.GrammarB\x08\n\x06promptB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x0f\n\r_draft_lengthB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x04\n\x02_nB\x0f\n\r_top_logprobs\"\xb3\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.GenerationStartedH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.GeneratedTokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.outrider.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"k\n\x11GenerationStarted\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\r\n\x05index\x18\x05 \x01(\r\"\xd3\x01\n\x0fGeneratedTokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07sources\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenSource\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x15\n\rprefix_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06pieces\x18\x06 \x03(\t\x12\r\n\x05index\x18\x07 \x01(\r\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"\xf3\x02\n\x12GenerationFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x34\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SpeculationSummary\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05index\x18\x07 \x01(\r\x12\x16\n\tstop_text\x18\x08 \x01(\tH\x00\x88\x01\x01\x12)\n\ntool_calls\x18\t \x03(\x0b\x32\x15.outrider.v1.ToolCallB\x0c\n\n_stop_text\"\xa8\x03\n\x12SpeculationSummary\x12\x12\n\nnum_drafts\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12(\n num_accepted_tokens_per_position\x18\x04 \x03(\r\x12\x17\n\x0fnum_plain_steps\x18\x05 \x01(\r\x12\x1e\n\x16mean_acceptance_length\x18\x06 \x01(\x01\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04mode\x18\x08 \x01(\t\x12\x15\n\rnum_failovers\x18\t \x01(\r\x12\x18\n\x10num_stale_blocks\x18\n \x01(\r\x12\x41\n\tfallbacks\x18\x0b \x03(\x0b\x32..outrider.v1.SpeculationSummary.FallbacksEntry\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\x12\n\x10_acceptance_rate\"\x13\n\x11ListModelsRequest\"J\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.outrider.v1.ModelInfo*\x81\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x01\x12\x17\n\x13SPECULATION_MODE_ON\x10\x02\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x03\x32\xad\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,34 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPECULATIONSUMMARY_FALLBACKSENTRY']._loaded_options = None
   _globals['_SPECULATIONSUMMARY_FALLBACKSENTRY']._serialized_options = b'8\001'
-  _globals['_SPECULATIONMODE']._serialized_start=2087
-  _globals['_SPECULATIONMODE']._serialized_end=2216
+  _globals['_SPECULATIONMODE']._serialized_start=3043
+  _globals['_SPECULATIONMODE']._serialized_end=3172
   _globals['_CHATMESSAGE']._serialized_start=110
-  _globals['_CHATMESSAGE']._serialized_end=154
-  _globals['_CHATPROMPT']._serialized_start=156
-  _globals['_CHATPROMPT']._serialized_end=212
-  _globals['_TOKENPROMPT']._serialized_start=214
-  _globals['_TOKENPROMPT']._serialized_end=246
-  _globals['_GENERATEREQUEST']._serialized_start=249
-  _globals['_GENERATEREQUEST']._serialized_end=791
-  _globals['_GENERATERESPONSE']._serialized_start=794
-  _globals['_GENERATERESPONSE']._serialized_end=973
-  _globals['_GENERATIONSTARTED']._serialized_start=975
-  _globals['_GENERATIONSTARTED']._serialized_end=1067
-  _globals['_GENERATEDTOKENS']._serialized_start=1070
-  _globals['_GENERATEDTOKENS']._serialized_end=1220
-  _globals['_GENERATIONFINISHED']._serialized_start=1223
-  _globals['_GENERATIONFINISHED']._serialized_end=1498
-  _globals['_SPECULATIONSUMMARY']._serialized_start=1501
-  _globals['_SPECULATIONSUMMARY']._serialized_end=1925
-  _globals['_SPECULATIONSUMMARY_FALLBACKSENTRY']._serialized_start=1857
-  _globals['_SPECULATIONSUMMARY_FALLBACKSENTRY']._serialized_end=1905
-  _globals['_LISTMODELSREQUEST']._serialized_start=1927
-  _globals['_LISTMODELSREQUEST']._serialized_end=1946
-  _globals['_MODELINFO']._serialized_start=1948
-  _globals['_MODELINFO']._serialized_end=2022
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2024
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2084
-  _globals['_GENERATIONSERVICE']._serialized_start=2219
-  _globals['_GENERATIONSERVICE']._serialized_end=2392
+  _globals['_CHATMESSAGE']._serialized_end=233
+  _globals['_TOOLCALL']._serialized_start=235
+  _globals['_TOOLCALL']._serialized_end=290
+  _globals['_TOOL']._serialized_start=292
+  _globals['_TOOL']._serialized_end=353
+  _globals['_CHATPROMPT']._serialized_start=355
+  _globals['_CHATPROMPT']._serialized_end=445
+  _globals['_TOKENPROMPT']._serialized_start=447
+  _globals['_TOKENPROMPT']._serialized_end=479
+  _globals['_GENERATEREQUEST']._serialized_start=482
+  _globals['_GENERATEREQUEST']._serialized_end=1575
+  _globals['_GENERATERESPONSE']._serialized_start=1578
+  _globals['_GENERATERESPONSE']._serialized_end=1757
+  _globals['_GENERATIONSTARTED']._serialized_start=1759
+  _globals['_GENERATIONSTARTED']._serialized_end=1866
+  _globals['_GENERATEDTOKENS']._serialized_start=1869
+  _globals['_GENERATEDTOKENS']._serialized_end=2080
+  _globals['_GENERATIONFINISHED']._serialized_start=2083
+  _globals['_GENERATIONFINISHED']._serialized_end=2454
+  _globals['_SPECULATIONSUMMARY']._serialized_start=2457
+  _globals['_SPECULATIONSUMMARY']._serialized_end=2881
+  _globals['_SPECULATIONSUMMARY_FALLBACKSENTRY']._serialized_start=2813
+  _globals['_SPECULATIONSUMMARY_FALLBACKSENTRY']._serialized_end=2861
+  _globals['_LISTMODELSREQUEST']._serialized_start=2883
+  _globals['_LISTMODELSREQUEST']._serialized_end=2902
+  _globals['_MODELINFO']._serialized_start=2904
+  _globals['_MODELINFO']._serialized_end=2978
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2980
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3040
+  _globals['_GENERATIONSERVICE']._serialized_start=3175
+  _globals['_GENERATIONSERVICE']._serialized_end=3348
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n outrider/v1/target_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"7\n\rVerifyRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.outrider.v1.VerifyItem\"\xc1\x01\n\nVerifyItem\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TargetOpenH\x00\x12*\n\x06verify\x18\x03 \x01(\x0b\x32\x18.outrider.v1.VerifyBlockH\x00\x12-\n\x07release\x18\x04 \x01(\x0b\x32\x1a.outrider.v1.TargetReleaseH\x00\x42\x06\n\x04kind\"J\n\x05Grant\x12\x14\n\x0cuntil_length\x18\x01 \x01(\r\x12+\n\x08patience\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb5\x01\n\nTargetOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12)\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.StopConditions\x12!\n\x05grant\x18\x04 \x01(\x0b\x32\x12.outrider.v1.Grant\x12\x13\n\x0broot_digest\x18\x05 \x01(\x0c\"`\n\x0bVerifyBlock\x12.\n\ncandidates\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.CandidateTree\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Grant\"\x0f\n\rTargetRelease\"<\n\x0eVerifyResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.outrider.v1.VerifyResult\"\x97\x03\n\x0cVerifyResult\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12+\n\tprefilled\x18\x03 \x01(\x0b\x32\x16.outrider.v1.PrefilledH\x00\x12+\n\tcommitted\x18\x04 \x01(\x0b\x32\x16.outrider.v1.CommittedH\x00\x12(\n\x05stale\x18\x05 \x01(\x0b\x32\x17.outrider.v1.StaleBlockH\x00\x12.\n\x0bneed_tokens\x18\x06 \x01(\x0b\x32\x17.outrider.v1.NeedTokensH\x00\x12\'\n\x07refusal\x18\x07 \x01(\x0b\x32\x14.outrider.v1.RefusalH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x14.outrider.v1.FailureH\x00\x12)\n\x08released\x18\t \x01(\x0b\x32\x15.outrider.v1.ReleasedH\x00\x42\x06\n\x04kind\"\x1f\n\x06Opened\x12\x15\n\rcached_length\x18\x01 \x01(\r\"\x1b\n\tPrefilled\x12\x0e\n\x06length\x18\x01 \x01(\r\"\x86\x02\n\tCommitted\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x07sources\x18\x02 \x03(\x0e\x32\x18.outrider.v1.TokenSource\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12,\n\tstep_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x14\n\x0c\x64raft_length\x18\x07 \x01(\r\x12\x17\n\x0frepeated_answer\x18\x08 \x01(\x08\" \n\nStaleBlock\x12\x12\n\nlog_length\x18\x01 \x01(\r\"\n\n\x08Released\"\x15\n\x13GetTokenizerRequest\"j\n\x14GetTokenizerResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.TokenizerInfoH\x00\x12\x1e\n\x14tokenizer_json_chunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"\xe7\x02\n\rTokenizerInfo\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x1a\n\rchat_template\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0c\x62os_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x06 \x01(\r\x12\x0e\n\x06sha256\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x45\n\x0especial_tokens\x18\t \x03(\x0b\x32-.outrider.v1.TokenizerInfo.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_chat_templateB\x0f\n\r_bos_token_id2\xad\x01\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n outrider/v1/target_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"7\n\rVerifyRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.outrider.v1.VerifyItem\"\xc1\x01\n\nVerifyItem\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TargetOpenH\x00\x12*\n\x06verify\x18\x03 \x01(\x0b\x32\x18.outrider.v1.VerifyBlockH\x00\x12-\n\x07release\x18\x04 \x01(\x0b\x32\x1a.outrider.v1.TargetReleaseH\x00\x42\x06\n\x04kind\"J\n\x05Grant\x12\x14\n\x0cuntil_length\x18\x01 \x01(\r\x12+\n\x08patience\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xda\x01\n\nTargetOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12)\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.StopConditions\x12!\n\x05grant\x18\x04 \x01(\x0b\x32\x12.outrider.v1.Grant\x12\x13\n\x0broot_digest\x18\x05 \x01(\x0c\x12#\n\x06report\x18\x06 \x01(\x0b\x32\x13.outrider.v1.Report\"`\n\x0bVerifyBlock\x12.\n\ncandidates\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.CandidateTree\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Grant\"\x0f\n\rTargetRelease\"<\n\x0eVerifyResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.outrider.v1.VerifyResult\"\x97\x03\n\x0cVerifyResult\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12+\n\tprefilled\x18\x03 \x01(\x0b\x32\x16.outrider.v1.PrefilledH\x00\x12+\n\tcommitted\x18\x04 \x01(\x0b\x32\x16.outrider.v1.CommittedH\x00\x12(\n\x05stale\x18\x05 \x01(\x0b\x32\x17.outrider.v1.StaleBlockH\x00\x12.\n\x0bneed_tokens\x18\x06 \x01(\x0b\x32\x17.outrider.v1.NeedTokensH\x00\x12\'\n\x07refusal\x18\x07 \x01(\x0b\x32\x14.outrider.v1.RefusalH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x14.outrider.v1.FailureH\x00\x12)\n\x08released\x18\t \x01(\x0b\x32\x15.outrider.v1.ReleasedH\x00\x42\x06\n\x04kind\"\x1f\n\x06Opened\x12\x15\n\rcached_length\x18\x01 \x01(\r\"\x1b\n\tPrefilled\x12\x0e\n\x06length\x18\x01 \x01(\r\"\xc5\x02\n\tCommitted\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x07sources\x18\x02 \x03(\x0e\x32\x18.outrider.v1.TokenSource\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12,\n\tstep_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x14\n\x0c\x64raft_length\x18\x07 \x01(\r\x12\x17\n\x0frepeated_answer\x18\x08 \x01(\x08\x12,\n\x08logprobs\x18\t \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x0f\n\x07margins\x18\n \x03(\x02\" \n\nStaleBlock\x12\x12\n\nlog_length\x18\x01 \x01(\r\"\n\n\x08Released\"\x15\n\x13GetTokenizerRequest\"j\n\x14GetTokenizerResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.TokenizerInfoH\x00\x12\x1e\n\x14tokenizer_json_chunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"\xe7\x02\n\rTokenizerInfo\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x1a\n\rchat_template\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0c\x62os_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x06 \x01(\r\x12\x0e\n\x06sha256\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x45\n\x0especial_tokens\x18\t \x03(\x0b\x32-.outrider.v1.TokenizerInfo.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_chat_templateB\x0f\n\r_bos_token_id2\xad\x01\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,33 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRANT']._serialized_start=359
   _globals['_GRANT']._serialized_end=433
   _globals['_TARGETOPEN']._serialized_start=436
-  _globals['_TARGETOPEN']._serialized_end=617
-  _globals['_VERIFYBLOCK']._serialized_start=619
-  _globals['_VERIFYBLOCK']._serialized_end=715
-  _globals['_TARGETRELEASE']._serialized_start=717
-  _globals['_TARGETRELEASE']._serialized_end=732
-  _globals['_VERIFYRESPONSE']._serialized_start=734
-  _globals['_VERIFYRESPONSE']._serialized_end=794
-  _globals['_VERIFYRESULT']._serialized_start=797
-  _globals['_VERIFYRESULT']._serialized_end=1204
-  _globals['_OPENED']._serialized_start=1206
-  _globals['_OPENED']._serialized_end=1237
-  _globals['_PREFILLED']._serialized_start=1239
-  _globals['_PREFILLED']._serialized_end=1266
-  _globals['_COMMITTED']._serialized_start=1269
-  _globals['_COMMITTED']._serialized_end=1531
-  _globals['_STALEBLOCK']._serialized_start=1533
-  _globals['_STALEBLOCK']._serialized_end=1565
-  _globals['_RELEASED']._serialized_start=1567
-  _globals['_RELEASED']._serialized_end=1577
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1579
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1600
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1602
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1708
-  _globals['_TOKENIZERINFO']._serialized_start=1711
-  _globals['_TOKENIZERINFO']._serialized_end=2070
-  _globals['_TOKENIZERINFO_SPECIALTOKENSENTRY']._serialized_start=1983
-  _globals['_TOKENIZERINFO_SPECIALTOKENSENTRY']._serialized_end=2035
-  _globals['_TARGETSERVICE']._serialized_start=2073
-  _globals['_TARGETSERVICE']._serialized_end=2246
+  _globals['_TARGETOPEN']._serialized_end=654
+  _globals['_VERIFYBLOCK']._serialized_start=656
+  _globals['_VERIFYBLOCK']._serialized_end=752
+  _globals['_TARGETRELEASE']._serialized_start=754
+  _globals['_TARGETRELEASE']._serialized_end=769
+  _globals['_VERIFYRESPONSE']._serialized_start=771
+  _globals['_VERIFYRESPONSE']._serialized_end=831
+  _globals['_VERIFYRESULT']._serialized_start=834
+  _globals['_VERIFYRESULT']._serialized_end=1241
+  _globals['_OPENED']._serialized_start=1243
+  _globals['_OPENED']._serialized_end=1274
+  _globals['_PREFILLED']._serialized_start=1276
+  _globals['_PREFILLED']._serialized_end=1303
+  _globals['_COMMITTED']._serialized_start=1306
+  _globals['_COMMITTED']._serialized_end=1631
+  _globals['_STALEBLOCK']._serialized_start=1633
+  _globals['_STALEBLOCK']._serialized_end=1665
+  _globals['_RELEASED']._serialized_start=1667
+  _globals['_RELEASED']._serialized_end=1677
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1679
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1700
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1702
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1808
+  _globals['_TOKENIZERINFO']._serialized_start=1811
+  _globals['_TOKENIZERINFO']._serialized_end=2170
+  _globals['_TOKENIZERINFO_SPECIALTOKENSENTRY']._serialized_start=2083
+  _globals['_TOKENIZERINFO_SPECIALTOKENSENTRY']._serialized_end=2135
+  _globals['_TARGETSERVICE']._serialized_start=2173
+  _globals['_TARGETSERVICE']._serialized_end=2346
 # @@protoc_insertion_point(module_scope)

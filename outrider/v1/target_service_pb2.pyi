@@ -113,6 +113,7 @@ class TargetOpen(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     root_digest: _builtins.bytes
     """Root of the sequence's digest chain: 16 bytes, made of the model identity and the tenant's salt."""
     @_builtins.property
@@ -123,6 +124,8 @@ class TargetOpen(_message.Message):
     def stop(self) -> _types_pb2.StopConditions: ...
     @_builtins.property
     def grant(self) -> Global___Grant: ...
+    @_builtins.property
+    def report(self) -> _types_pb2.Report: ...
     def __init__(
         self,
         *,
@@ -131,10 +134,11 @@ class TargetOpen(_message.Message):
         stop: _types_pb2.StopConditions | None = ...,
         grant: Global___Grant | None = ...,
         root_digest: _builtins.bytes = ...,
+        report: _types_pb2.Report | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "report", b"report", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "root_digest", b"root_digest", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "report", b"report", "root_digest", b"root_digest", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +318,8 @@ class Committed(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     DRAFT_LENGTH_FIELD_NUMBER: _builtins.int
     REPEATED_ANSWER_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    MARGINS_FIELD_NUMBER: _builtins.int
     num_draft_tokens: _builtins.int
     """Candidates that were verified in this step; 0 for a plain step."""
     finish_reason: _types_pb2.FinishReason.ValueType
@@ -334,6 +340,14 @@ class Committed(_message.Message):
     def step_time(self) -> _duration_pb2.Duration:
         """The forward that decided these tokens."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """One per token if the report asks for logprobs."""
+
+    @_builtins.property
+    def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One per token if the report asks for margins."""
+
     def __init__(
         self,
         *,
@@ -345,10 +359,12 @@ class Committed(_message.Message):
         batch_size: _builtins.int = ...,
         draft_length: _builtins.int = ...,
         repeated_answer: _builtins.bool = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        margins: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "draft_length", b"draft_length", "finish_reason", b"finish_reason", "num_draft_tokens", b"num_draft_tokens", "repeated_answer", b"repeated_answer", "sources", b"sources", "step_time", b"step_time", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "draft_length", b"draft_length", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "margins", b"margins", "num_draft_tokens", b"num_draft_tokens", "repeated_answer", b"repeated_answer", "sources", b"sources", "step_time", b"step_time", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specdec.candidates import EMPTY, CandidateTree
+from torch import Tensor
+
+from specdec.candidates import EMPTY, CandidateTree, DraftLaw
 from specdec.drafter import DraftJob
 from specdec.engine.model import LanguageModel, Segment
+from specdec.law import Law
 from specdec.log import Log
-from specdec.sampling import draw
+from specdec.noise import Domain, uniforms
+from specdec.params import AcceptRule
+from specdec.ratio import draw_candidate, quantised
 
 
 @dataclass(slots=True)
@@ -22,7 +27,29 @@ class _Chain:
     """A job in progress and its candidates so far."""
 
     job: DraftJob
+    law: Law
     drafted: list[int] = field(default_factory=list)
+    draft_laws: list[DraftLaw] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, job: DraftJob) -> _Chain:
+        return cls(job, Law(job.sampling, job.stop, job.log.token_ids, job.mask))
+
+    def extend(self, logits: Tensor) -> None:
+        """One more candidate from its logits, [1, vocab]: the target's draw as the drafter sees it, or under the rules
+        that test ratios a draw of the drafter's own from exactly the law that is sent."""
+        sampling = self.job.sampling
+        if sampling.accept_rule is AcceptRule.INVARIANT:
+            self.drafted += self.law.draw(logits, [self.drafted])
+            return
+        draft_law = quantised(self.law.probs(logits, [self.drafted])[0])
+        count = len(self.drafted) + 1
+        uniform = float(uniforms(sampling.seed, Domain.DRAFT, len(self.job.log), count)[-1])
+        self.drafted.append(draw_candidate(draft_law, uniform))
+        self.draft_laws.append(draft_law)
+
+    def tree(self) -> CandidateTree:
+        return replace(CandidateTree.chain(self.drafted), laws=tuple(self.draft_laws)) if self.drafted else EMPTY
 
 
 @dataclass(slots=True)
@@ -46,13 +73,13 @@ class ModelDrafter:
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
         """Chains; where the context or the KV memory ends, shorter ones or none."""
-        chains = [_Chain(job) for job in jobs]
+        chains = [_Chain.of(job) for job in jobs]
         self._busy = {job.sequence_id for job in jobs}
         active = [chain for chain in chains if self._realign(chain.job)]
         while active:
             self._prefill(active)
             active = self._extend(active)
-        return [CandidateTree.chain(chain.drafted) if chain.drafted else EMPTY for chain in chains]
+        return [chain.tree() for chain in chains]
 
     def release(self, sequence_id: str) -> None:
         if self._replicas.pop(sequence_id, None) is not None:
@@ -101,8 +128,7 @@ class ModelDrafter:
             return []
         for chain, segment, logits in zip(ready, segments, self._model.forward(segments), strict=True):
             self._keep(segment)
-            job = chain.job
-            chain.drafted += draw(logits, job.sampling, [len(job.log) + len(chain.drafted)], job.stop)
+            chain.extend(logits)
         return [chain for chain in ready if self._wants_more(chain)]
 
     def _wants_more(self, chain: _Chain) -> bool:

@@ -7,10 +7,12 @@ Decoding", 2023).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from specdec.candidates import CandidateTree
+from specdec.candidates import CandidateTree, DraftLaw
 from specdec.drafter import DraftJob
 from specdec.log import Log
+from specdec.params import AcceptRule
 
 
 class NgramDrafter:
@@ -38,7 +40,10 @@ class NgramDrafter:
         branches: list[list[int]] = []
         for start in index.continuations(job.log.token_ids, job.width):
             branches.append(_continuation(job.log.token_ids, start, job.draft_length))
-        return merge_branches(branches, job.width)
+        tree = merge_branches(branches, job.width)
+        if job.sampling.accept_rule is not AcceptRule.INVARIANT:  # nothing was drawn: each candidate was certain
+            tree = replace(tree, laws=tuple(DraftLaw.certain(token_id) for token_id in tree.token_ids))
+        return tree
 
 
 class _Index:

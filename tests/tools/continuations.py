@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 
 from specdec.drafter import DraftJob
+from specdec.law import Law
 from specdec.params import SamplingParams, StopConditions
-from specdec.sampling import draw
 from tools.table_law import TableLaw
 
 Continuation = Callable[[DraftJob], list[int]]
@@ -46,12 +46,13 @@ def plain_output(
 ) -> list[int]:
     """`count` tokens of the target behind `prompt`, drawn one by one from the law alone; stops are not applied."""
     log = list(prompt)
+    free = StopConditions(len(prompt), 2**31)
     for _ in range(count):
-        early = stop is not None and len(log) < stop.min_length
-        log.append(_next_token(law, tuple(log), sampling, stop if early else None))
+        matters = stop is not None and (len(log) < stop.min_length or sampling.depends_on_history)
+        log.append(_next_token(law, tuple(log), sampling, stop if matters and stop else free))
     return log[len(prompt) :]
 
 
 @lru_cache(maxsize=1 << 16)
-def _next_token(law: TableLaw, log: tuple[int, ...], sampling: SamplingParams, stop: StopConditions | None) -> int:
-    return draw(torch.tensor(law.logits(log)).unsqueeze(0), sampling, [len(log)], stop)[0]
+def _next_token(law: TableLaw, log: tuple[int, ...], sampling: SamplingParams, stop: StopConditions) -> int:
+    return Law(sampling, stop, log).draw(torch.tensor(law.logits(log)).unsqueeze(0), [()])[0]

@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specdec.candidates import EMPTY, ROOT, CandidateTree
+from specdec.candidates import EMPTY, ROOT, CandidateTree, DraftLaw
 from specdec.drafter import DraftJob
-from specdec.sampling import perturbed, process_logits
+from specdec.law import Law
+from specdec.noise import Domain, uniforms
+from specdec.params import AcceptRule
+from specdec.ratio import draw_candidate, quantised
 from tools.table_law import TableLaw
 
 
@@ -63,20 +66,36 @@ class TableDrafter:
         tokens = list(job.log.token_ids)
         token_ids: list[int] = []
         parents: list[int] = []
+        laws: list[DraftLaw] = []
         node = ROOT
         for _ in range(job.draft_length):
-            siblings = self._siblings(tokens, job)
+            if job.sampling.accept_rule is AcceptRule.INVARIANT:
+                siblings = self._siblings(tokens, job)
+            else:
+                drawn = self._drawn(tokens, job)
+                siblings = [token_id for token_id, _ in drawn]
+                laws += [law for _, law in drawn]
             parents += [node] * len(siblings)
             node = len(token_ids)
             token_ids += siblings
             tokens.append(siblings[0])
-        return CandidateTree(tuple(token_ids), tuple(parents))
+        return CandidateTree(tuple(token_ids), tuple(parents), tuple(laws))
 
     def _siblings(self, tokens: Sequence[int], job: DraftJob) -> list[int]:
         """The likeliest children under the shared noise, best first."""
         logits = torch.tensor(self._law.logits(tokens)).unsqueeze(0)
-        if job.sampling.temperature == 0.0:
-            scores = logits[0]
-        else:
-            scores = perturbed(process_logits(logits, job.sampling)[0], job.sampling.seed, len(tokens))
+        scores = Law(job.sampling, job.stop, tokens, job.mask).scores(logits, [()])[0]
         return [int(token_id) for token_id in scores.topk(min(job.width, scores.numel())).indices]
+
+    def _drawn(self, tokens: Sequence[int], job: DraftJob) -> list[tuple[int, DraftLaw]]:
+        """Children drawn without replacement, each with the law it was drawn from."""
+        logits = torch.tensor(self._law.logits(tokens)).unsqueeze(0)
+        law = quantised(Law(job.sampling, job.stop, tokens, job.mask).probs(logits, [()])[0])
+        chances = uniforms(job.sampling.seed + len(tokens), Domain.DRAFT, len(job.log), job.width)
+        drawn: list[tuple[int, DraftLaw]] = []
+        for chance in chances.tolist():
+            if law.token_ids:
+                token_id = draw_candidate(law, chance)
+                drawn.append((token_id, law))
+                law = law.without(token_id)
+        return drawn

@@ -1,0 +1,91 @@
+"""The law of one sequence's next token, as a function of its log: logits in, probabilities or tokens out.
+
+Target and drafter make the same law of the same parameters; only then do they agree as often as their models do. What
+depends on the tokens before (penalties, bad words, the grammar) is computed for every row from that row's own path, so
+it follows the position inside a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec import sampling
+from specdec.grammar import TokenMask
+from specdec.params import SamplingParams, StopConditions
+
+Path = Sequence[int]
+"""Tokens behind the log, down to and including the candidate that a row stands at."""
+
+
+class Law:
+    """log: the sequence's token ids, which the caller goes on appending to. mask: of its grammar, if it has one."""
+
+    def __init__(
+        self, params: SamplingParams, stop: StopConditions, log: Sequence[int], mask: TokenMask | None = None
+    ) -> None:
+        self.params = params
+        self.stop = stop
+        self._log = log
+        self._mask = mask
+
+    def probs(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Probabilities, float32 [rows, vocab]. logits: [rows, vocab]; row r stands behind log + paths[r].
+
+        Raises DegenerateLogits if a row leaves nothing to draw.
+        """
+        return sampling.process_logits(self._edited(logits, paths), self.params)
+
+    def draw(self, logits: Tensor, paths: Sequence[Path]) -> list[int]:
+        """The token of each row under the shared noise. Raises DegenerateLogits."""
+        if self.params.temperature == 0.0:
+            return sampling.greedy(self._edited(logits, paths))
+        return [
+            int(sampling.perturbed(row, self.params.seed, self.position(path)).argmax())
+            for row, path in zip(self.probs(logits, paths), paths, strict=True)
+        ]
+
+    def scores(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """What `draw` takes the argmax of: edited logits when greedy, `probs / e` else; [rows, vocab]."""
+        if self.params.temperature == 0.0:
+            return self._edited(logits, paths).float()
+        probs = self.probs(logits, paths)
+        rows = [
+            sampling.perturbed(row, self.params.seed, self.position(path))
+            for row, path in zip(probs, paths, strict=True)
+        ]
+        return torch.stack(rows)
+
+    def position(self, path: Path) -> int:
+        """Where the token behind `path` would stand in the log."""
+        return len(self._log) + len(path)
+
+    def _edited(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Penalties, then bias, then what is forbidden; the model's own row where nothing of it is asked."""
+        params = self.params
+        logits = sampling.mask_early_stops(logits, [self.position(path) for path in paths], self.stop)
+        if params.depends_on_history:
+            logits = torch.stack([self._row(row, path) for row, path in zip(logits, paths, strict=True)])
+        return sampling.apply_fixed_edits(logits, params)
+
+    def _row(self, row: Tensor, path: Path) -> Tensor:
+        """One row [vocab] after the edits that depend on log + path."""
+        history = [*self._log, *path]
+        row = sampling.penalise(row.float(), history, self.stop.prompt_length, self.params)
+        banned = sampling.completed_bad_words(history, self.params.bad_words)
+        if banned:
+            row[banned] = -torch.inf
+        if self._mask is not None:
+            row = row.masked_fill(
+                ~unpacked(self._mask.allowed(history[self.stop.prompt_length :]), len(row)), -torch.inf
+            )
+        return row
+
+
+def unpacked(mask: bytes, vocabulary_size: int) -> Tensor:
+    """A `TokenMask`'s bits as bool [vocabulary_size]."""
+    packed = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+    bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.view(-1)[:vocabulary_size].bool()

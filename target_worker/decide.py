@@ -1,0 +1,92 @@
+"""What the target says to a block: the accept rule, the stops, and what is told of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.accept import Accepted, accept_invariant
+from specdec.candidates import CandidateTree
+from specdec.commit import CommittedTokens, TokenSource, commit
+from specdec.law import Law
+from specdec.messages import TokenLogprobs
+from specdec.params import AcceptRule, LogprobsOf, Report
+from specdec.ratio import accept_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """nodes: candidates whose KV stays; the last token has none."""
+
+    committed: CommittedTokens
+    nodes: tuple[int, ...]
+    sources: tuple[TokenSource, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    margins: tuple[float, ...] = ()
+
+
+def decide(
+    law: Law, candidates: CandidateTree, logits: Tensor, log_length: int, context_length: int, report: Report
+) -> Decision:
+    """logits: [1 + len(candidates), vocab], behind the log and behind each candidate. Raises DegenerateLogits."""
+    paths = [(), *(tuple(candidates.token_ids[i] for i in candidates.path(node)) for node in range(len(candidates)))]
+    accepted = _accept(law, candidates, logits, paths, log_length)
+    committed = commit(log_length, accepted.token_ids, law.stop, context_length)
+    count = len(committed.token_ids)
+    rows = [0, *(1 + node for node in accepted.nodes)][:count]  # the row that decided each token
+    told = _Told(law, logits[rows], [paths[row] for row in rows], committed.token_ids)
+    return Decision(
+        committed,
+        accepted.nodes[: count - 1],
+        accepted.sources[:count],
+        told.logprobs(report) if report.top_logprobs is not None else (),
+        told.margins() if report.margins else (),
+    )
+
+
+def _accept(
+    law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Sequence[int]], log_length: int
+) -> Accepted:
+    rule = law.params.accept_rule
+    if rule is AcceptRule.INVARIANT:
+        return accept_invariant(candidates, law.draw(logits, paths))
+    return accept_ratio(rule, candidates, law.probs(logits, paths), law.params.seed, log_length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The rows that decided the committed tokens: logits [tokens, vocab]."""
+
+    law: Law
+    logits: Tensor
+    paths: Sequence[Sequence[int]]
+    token_ids: Sequence[int]
+
+    def logprobs(self, report: Report) -> tuple[TokenLogprobs, ...]:
+        if report.logprobs_of is LogprobsOf.RAW:
+            table = torch.log_softmax(self.logits.float(), dim=-1)
+        else:
+            table = torch.log(self.law.probs(self.logits, self.paths))
+        return tuple(
+            TokenLogprobs(float(row[token_id]), _top(row, report.top_logprobs or 0))
+            for row, token_id in zip(table, self.token_ids, strict=True)
+        )
+
+    def margins(self) -> tuple[float, ...]:
+        """By how much each token won: in logits when greedy, in log p + g else. Under the rules that test ratios a
+        token does not win by a margin; what is told then is that of the shared noise, and means nothing."""
+        scores = self.law.scores(self.logits, self.paths)
+        if self.law.params.temperature > 0.0:
+            scores = torch.log(scores)
+        best = scores.topk(2, dim=-1).values
+        return tuple(float(margin) for margin in best[:, 0] - best[:, 1])
+
+
+def _top(row: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens, likeliest first; those that cannot be drawn are not told."""
+    values, token_ids = torch.topk(row, min(count, len(row)))
+    pairs = zip(token_ids.tolist(), values.tolist(), strict=True)
+    return tuple((token_id, value) for token_id, value in pairs if value > -torch.inf)

@@ -82,14 +82,22 @@ def test_plain_decoding_is_what_transformers_generates(grid: Grid, stock: StockM
     _check_stock(grid, stock)
 
 
+@pytest.fixture(scope="module")
+def spec_bench(data: Path) -> Path:
+    """Looked for first: nothing is loaded where it is missing."""
+    if not (data / SPEC_BENCH_FILE).is_file():
+        pytest.skip(
+            f"no {data / SPEC_BENCH_FILE}: put the questions of Spec-Bench there, or name their folder, --data DIR"
+        )
+    return data
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_spec_bench_prompts(dtype: str, smollm2: Path, data: Path, stock: StockModel) -> None:
+def test_spec_bench_prompts(spec_bench: Path, dtype: str, smollm2: Path, stock: StockModel) -> None:
     """50 prompts cut to 256 tokens, 64 tokens each; every prompt in every fourth cell."""
-    if not (data / SPEC_BENCH_FILE).is_file():
-        pytest.skip(f"{data} has no {SPEC_BENCH_FILE}: put Spec-Bench's questions there, or give --data=DIR")
-    prompts = spec_bench_prompts(smollm2, data, count=50, max_tokens=256)
+    prompts = spec_bench_prompts(smollm2, spec_bench, count=50, max_tokens=256)
     grid = asyncio.run(run_grid(real_runner(smollm2, dtype), prompts, tokens=64, share=4))
     print(f"{grid.num_tokens} tokens in {len(grid.runs)} cells, largest batch {grid.largest_batch}")
     _check(grid)

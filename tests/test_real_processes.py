@@ -41,7 +41,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def cases(smollm2: Path) -> dict[str, Case]:
-    """One greedy and one drawn request, and what the model says to each in this process, alone and plainly."""
+    """One greedy and one drawn request, and what the model says to each in this process, plainly."""
     prompts = {prompt.name: prompt.token_ids for prompt in own_prompts(smollm2)}
     requests = {
         "greedy": GenerationRequest(prompts["code"], GREEDY, max_tokens=TOKENS),
@@ -53,7 +53,9 @@ def cases(smollm2: Path) -> dict[str, Case]:
 async def _plain(folder: Path, requests: dict[str, GenerationRequest]) -> dict[str, Case]:
     async with RealTarget(real_runner(folder, "bf16")) as target:
         system = await target.system()
-        return {name: Case(request, (await system.plain(request)).token_ids) for name, request in requests.items()}
+        answers = await asyncio.gather(*(system.plain(request) for request in requests.values()))
+        pairs = zip(requests.items(), answers, strict=True)
+        return {name: Case(request, answer.token_ids) for (name, request), answer in pairs}
 
 
 async def _half_way(

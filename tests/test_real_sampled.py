@@ -74,12 +74,12 @@ async def test_no_drafter_and_no_draft_length_changes_a_draw(
     runner: ModelRunner, prompts: dict[str, tuple[int, ...]]
 ) -> None:
     async with RealTarget(runner) as target:
-        await _check_variants(target, GenerationRequest(prompts["list"], SAMPLED, max_tokens=24))
+        await _check_variants(target, GenerationRequest(prompts["list"], SAMPLED, max_tokens=16))
 
 
 async def test_another_seed_is_another_text(runner: ModelRunner, prompts: dict[str, tuple[int, ...]]) -> None:
     """Else the tests of this file would hold for a target that ignores the noise."""
-    request = GenerationRequest(prompts["list"], SAMPLED, max_tokens=24)
+    request = GenerationRequest(prompts["list"], SAMPLED, max_tokens=12)
     async with RealTarget(runner) as target:
         system = await target.system()
         seeds = [replace(request, sampling=replace(SAMPLED, seed=seed)) for seed in range(6)]
@@ -89,7 +89,7 @@ async def test_another_seed_is_another_text(runner: ModelRunner, prompts: dict[s
 
 async def test_a_batch_of_strangers_changes_no_draw(runner: ModelRunner, prompts: dict[str, tuple[int, ...]]) -> None:
     """Half of the strangers speculate, with another drafter."""
-    request = GenerationRequest(prompts["german"], SAMPLED, max_tokens=24)
+    request = GenerationRequest(prompts["german"], SAMPLED, max_tokens=16)
     async with RealTarget(runner) as target:
         strange, plain = await target.system(_twin(runner)), await target.system()
         alone = await plain.plain(request)
@@ -97,7 +97,7 @@ async def test_a_batch_of_strangers_changes_no_draw(runner: ModelRunner, prompts
         ours = await target.system(ScriptedDrafter(Half(runner.vocabulary_size), known))
         strangers = [
             (strange if i % 2 else plain).generate(
-                GenerationRequest(token_ids, replace(SAMPLED, seed=seed), max_tokens=24)
+                GenerationRequest(token_ids, replace(SAMPLED, seed=seed), max_tokens=16)
             )
             for i, (seed, token_ids) in enumerate((seed, p) for seed in (1, 2) for p in prompts.values())
         ]
@@ -122,7 +122,7 @@ async def test_sixteen_at_once_say_what_each_says_alone(
 ) -> None:
     """Eight greedy and eight drawn; positions contiguous and one terminal event each."""
     requests = [
-        GenerationRequest(token_ids, sampling, max_tokens=12)
+        GenerationRequest(token_ids, sampling, max_tokens=10)
         for token_ids in prompts.values()
         for sampling in (GREEDY, SAMPLED)
     ]

@@ -85,6 +85,8 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str, tokens: int | None = Non
         if tokens is None:
             return ServerUnreachable(f"no server at {address}: start one with `outrider up` ({message})")
         return ServerUnreachable(f"the connection to {address} broke after {tokens} tokens: {message}")
+    if status is None and code is grpc.StatusCode.DEADLINE_EXCEEDED:  # our side gave up, in gRPC's words
+        return DeadlineExceeded("the answer took longer than the timeout: allow more, or ask for fewer tokens")
     info, retry_after = _details(status)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidRequest(message, info.reason, info.metadata.get("field", ""))

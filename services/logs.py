@@ -1,4 +1,5 @@
-"""Log lines for people: time, level, what happened, details. Under a launcher each line gets the role in front."""
+"""Log lines for people: time, level where it is not info, what happened, details. Under a launcher each line gets the
+role in front."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ LAUNCHED_VARIABLE = "OUTRIDER_LAUNCHED"
 FILE_BYTES = 10 * 2**20
 FILE_COUNT = 3
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_CHATTY = ("asyncio", "grpc")
+"""Their debug lines tell of event loops, dozens for each start."""
 _ROLE_COLOURS = {"scheduler": "36", "target": "32", "draft": "35", "up": "34"}
 
 
@@ -58,6 +61,8 @@ def configure(role: str, level: str = "info", log_dir: Path | None = None) -> No
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(_LEVELS[level])
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(_LEVELS[level], logging.INFO))
     structlog.configure(
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -76,10 +81,12 @@ def _shared() -> list[Any]:
 
 def _formatter(prefix: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
     console = structlog.dev.ConsoleRenderer(
-        colors=colours, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        colors=colours, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
     )
 
     def render(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+        if event.get("level") == "info":  # as nearly every line; the others stand out
+            del event["level"]
         line: str | bytes | Mapping[str, Any] | tuple[Any, ...] = console(logger, name, event)
         return prefix + str(line)
 

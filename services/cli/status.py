@@ -78,7 +78,9 @@ def _as_dict(answer: control.GetStatusResponse) -> dict[str, Any]:
     )
     for worker, shown in zip(answer.workers, content["workers"], strict=True):
         shown["state"] = _state(worker)
-        shown.setdefault("identity", {})["role"] = _role(worker)
+        identity = shown.setdefault("identity", {})
+        identity["role"] = _role(worker)
+        identity.pop("vocabulary_run_digests", None)  # kilobytes that only a scheduler reads
     return content
 
 

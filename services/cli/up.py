@@ -40,7 +40,9 @@ def start(config: Path | None, flags: Flags, session: Session | None = None) -> 
     up = load(UpSettings, config, {name: value for name, value in flags.items() if name in UpSettings.model_fields})
     roles = RoleOverrides.read(config, _by_role(flags))
     port = free_port(*requested_address(up, roles))
-    for model in plan(up, roles, Path(), port).models:
+    wanted = plan(up, roles, Path(), port)
+    _refuse_exposed(wanted.scheduler)
+    for model in wanted.models:
         fetch_shown(model)
     folder = private_folder()
     output = Output(up.settings.log_dir)
@@ -52,6 +54,13 @@ def start(config: Path | None, flags: Flags, session: Session | None = None) -> 
     finally:
         output.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_exposed(scheduler: SchedulerSettings) -> None:
+    """Before anything is fetched or loaded. Raises StartError."""
+    from services.scheduler_process import refuse_exposed  # imported late: `--help` must answer at once
+
+    refuse_exposed(scheduler)
 
 
 def _by_role(flags: Flags) -> dict[str, dict[str, Any]]:

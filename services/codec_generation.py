@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from outrider.v1 import generation_service_pb2 as pb
 from scheduler.errors import InvalidRequest
-from scheduler.request import Finished, Speculation, SpeculationSummary, Started
+from scheduler.request import Speculation, SpeculationSummary
 from services.codec import encode_duration, encode_finish_reason, encode_sources
 from services.gateway import ServedModel
 from services.generation import (
     ChatMessage,
     ChatPrompt,
+    ChoiceFinished,
+    ChoiceStarted,
     GatewayEvent,
     Prompt,
     TextPrompt,
@@ -68,7 +70,7 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt | None:
 def encode_event(event: GatewayEvent) -> pb.GenerateResponse:
     if isinstance(event, TextTokens):
         return pb.GenerateResponse(tokens=_encode_tokens(event))
-    if isinstance(event, Started):
+    if isinstance(event, ChoiceStarted):
         return pb.GenerateResponse(
             started=pb.GenerationStarted(
                 sequence_id=event.sequence_id, model=event.model, seed=event.seed, prompt_tokens=event.prompt_tokens
@@ -88,7 +90,7 @@ def _encode_tokens(event: TextTokens) -> pb.GeneratedTokens:
     )
 
 
-def _encode_finished(event: Finished) -> pb.GenerationFinished:
+def _encode_finished(event: ChoiceFinished) -> pb.GenerationFinished:
     return pb.GenerationFinished(
         finish_reason=encode_finish_reason(event.finish_reason),
         prompt_tokens=event.prompt_tokens,

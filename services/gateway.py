@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler.errors import DeadlineExceeded, InvalidRequest, SequenceFailed, Unavailable
-from scheduler.request import Event, Finished, GenerationRequest, Tokens
+from scheduler.request import Event, Finished, GenerationRequest, Started, Tokens
 from services.chat import ChatTemplate
-from services.generation import ChatPrompt, GatewayEvent, TextPrompt, TextTokens, TokenPrompt, UserRequest
+from services.generation import (
+    ChatPrompt,
+    ChoiceFinished,
+    ChoiceStarted,
+    GatewayEvent,
+    TextPrompt,
+    TextTokens,
+    TokenPrompt,
+    UserRequest,
+)
 from services.tokenizer import IncrementalDetokenizer, InvalidTokenizer, Tokenizer
 from services.validation import check_numbers, check_stop_token_ids, sampling_of, trace_context_of
 from specdec.commit import commit
@@ -108,7 +117,7 @@ class Gateway:
                     continue
                 if isinstance(event, Finished) and (rest := text.rest()) is not None:
                     yield rest
-                yield event
+                yield _choice_event(event)
                 if isinstance(event, Finished):
                     return
         finally:
@@ -225,6 +234,7 @@ class _TextStream:
             pieces[-1] += self._detokenizer.flush()
             self._flushed = True
         return TextTokens(
+            index=0,
             position=tokens.position,
             token_ids=tokens.token_ids,
             sources=tokens.sources,
@@ -236,7 +246,21 @@ class _TextStream:
     def rest(self) -> TextTokens | None:
         """Text still held back at an end that was not foreseen, as an event without tokens."""
         text = "" if self._flushed else self._detokenizer.flush()
-        return TextTokens(self._end, (), (), self._digest, text, ()) if text else None
+        return TextTokens(0, self._end, (), (), self._digest, text, ()) if text else None
+
+
+def _choice_event(event: Started | Finished) -> ChoiceStarted | ChoiceFinished:
+    if isinstance(event, Started):
+        return ChoiceStarted(0, event.sequence_id, event.model, event.seed, event.prompt_tokens)
+    return ChoiceFinished(
+        0,
+        event.finish_reason,
+        event.prompt_tokens,
+        event.completion_tokens,
+        event.speculation,
+        event.duration,
+        event.time_to_first_token,
+    )
 
 
 def _load_bundle(bundle: TokenizerBundle, vocabulary_sha256: str) -> _LoadedModel:

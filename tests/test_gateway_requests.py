@@ -11,9 +11,19 @@ from dataclasses import replace
 import pytest
 
 from scheduler.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, SequenceFailed, Unavailable
-from scheduler.request import Finished, GenerationRequest, Speculation, Started
+from scheduler.request import GenerationRequest, Speculation
 from services.gateway import MAX_CHARACTERS_PER_TOKEN, Gateway
-from services.generation import ChatMessage, ChatPrompt, GatewayEvent, TextPrompt, TextTokens, TokenPrompt, UserRequest
+from services.generation import (
+    ChatMessage,
+    ChatPrompt,
+    ChoiceFinished,
+    ChoiceStarted,
+    GatewayEvent,
+    TextPrompt,
+    TextTokens,
+    TokenPrompt,
+    UserRequest,
+)
 from tools.scripted_scheduler import CONTEXT, END_ID, ScriptedScheduler, bytes_bundle, target_identity
 
 HELLO = UserRequest(prompt=TextPrompt("say hello"))
@@ -55,7 +65,7 @@ async def test_absent_fields_have_the_documented_defaults() -> None:
 async def test_an_absent_seed_is_drawn_anew_each_time_and_told() -> None:
     scheduler = ScriptedScheduler()
     events = [(await ask(scheduler))[0] for _ in range(8)]
-    seeds = {event.seed for event in events if isinstance(event, Started)}
+    seeds = {event.seed for event in events if isinstance(event, ChoiceStarted)}
     assert len(seeds) == 8
     assert seeds == {request.sampling.seed for request in scheduler.requests}
 
@@ -254,7 +264,7 @@ async def test_a_failed_fetch_is_tried_again_by_the_next_request() -> None:
     with pytest.raises(ModelNotFound):
         await anext(gateway.generate(HELLO))
     scheduler.bundles = {"bytes": bytes_bundle()}
-    assert isinstance(await anext(gateway.generate(HELLO)), Started)
+    assert isinstance(await anext(gateway.generate(HELLO)), ChoiceStarted)
 
 
 async def test_a_tokenizer_that_cannot_be_read_is_unavailable_in_one_line() -> None:
@@ -307,7 +317,7 @@ async def test_pieces_never_cut_a_character_and_join_to_the_text(text: str, bloc
         assert len(event.pieces) == len(event.token_ids) == len(event.sources)
         assert "".join(event.pieces) == event.text
         assert "\N{REPLACEMENT CHARACTER}" not in event.text
-    assert isinstance(events[-1], Finished)
+    assert isinstance(events[-1], ChoiceFinished)
 
 
 async def test_half_a_character_at_the_end_belongs_to_the_last_token() -> None:
@@ -323,4 +333,4 @@ async def test_half_a_character_at_an_unforeseen_end_is_not_lost() -> None:
     tokens = [event for event in events if isinstance(event, TextTokens)]
     assert "".join(event.text for event in tokens) == "ab\N{REPLACEMENT CHARACTER}"
     assert tokens[-1].token_ids == ()
-    assert isinstance(events[-1], Finished)
+    assert isinstance(events[-1], ChoiceFinished)

@@ -6,12 +6,8 @@ output.
 
 from __future__ import annotations
 
-import copy
 import logging
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
 
 from draft_worker.config import DraftConfig
 from draft_worker.intake import Intake
@@ -19,75 +15,38 @@ from draft_worker.sequence import DraftSequence
 from specdec.candidates import EMPTY, CandidateTree
 from specdec.drafter import Drafter, DraftJob
 from specdec.grammar import MaskFactory
-from specdec.mailbox import Mailbox
-from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity, Load
-
-Deliver = Callable[[list[DraftResult]], None]
-_Outgoing = defaultdict[int, list[DraftResult]]
+from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity
+from specdec.worker import Outgoing, Worker
 
 _log = logging.getLogger(__name__)
 
 
-class DraftWorker:
-    """Proposes candidates for many sequences. `deliver` is called on the worker's thread."""
+class DraftWorker(Worker[DraftItem, DraftResult]):
+    """Proposes candidates for many sequences."""
 
     def __init__(
         self, config: DraftConfig, drafter: Drafter, identity: Identity, make_mask: MaskFactory | None = None
     ) -> None:
-        self.identity = identity
+        super().__init__(identity)
         self._config = config
         self._drafter = drafter
-        self._load = Load()
         self._intake = Intake(config, drafter, identity.vocabulary_size, self._load, make_mask)
-        self._mailbox: Mailbox[DraftItem, DraftResult] = Mailbox()
-        self._thread = threading.Thread(target=self._run, name="draft-worker", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the loop after the running draft and joins its thread."""
-        self._mailbox.stop()
-        self._thread.join()
-
-    def attach(self, deliver: Deliver) -> int:
-        """A scheduler's stream opened; returns the session that its items are submitted under."""
-        return self._mailbox.attach(deliver)
-
-    def submit(self, session: int, items: Sequence[DraftItem]) -> None:
-        """Queues items; never blocks."""
-        self._mailbox.submit(session, items)
-
-    def detach(self, session: int) -> None:
-        """The stream ended: what it had open is released."""
-        self._mailbox.detach(session)
 
     def drain(self) -> None:
-        """Takes no new sequences; running ones go on."""
         self._intake.draining = True
 
-    def load(self) -> Load:
-        """A snapshot of the counters."""
-        return copy.copy(self._load)
+    def _turn(self, outgoing: Outgoing[DraftResult]) -> bool:
+        self._receive(outgoing)
+        self._load.sequences = len(self._intake.sequences)
+        due = self._due()
+        if due:
+            self._draft(due, outgoing)
+        return bool(due)
 
-    @property
-    def busy(self) -> bool:
-        """A draft is due or messages wait."""
-        return self._mailbox.waiting or any(s.due_since is not None for s in list(self._intake.sequences.values()))
+    def _idle_for(self) -> float | None:
+        return None
 
-    def _run(self) -> None:
-        while not self._mailbox.stopped:
-            outgoing: _Outgoing = defaultdict(list)
-            self._receive(outgoing)
-            self._load.sequences = len(self._intake.sequences)
-            due = self._due()
-            if due:
-                self._draft(due, outgoing)
-            self._mailbox.send(outgoing)
-            if not due:
-                self._mailbox.wait(None)
-
-    def _receive(self, outgoing: _Outgoing) -> None:
+    def _receive(self, outgoing: Outgoing[DraftResult]) -> None:
         items, closed = self._mailbox.take()
         now = time.monotonic()
         for session, item in items:
@@ -104,7 +63,7 @@ class DraftWorker:
         due.sort(key=lambda pair: pair[0])
         return [sequence for _, sequence in due[: self._config.max_batch]]
 
-    def _draft(self, due: list[DraftSequence], outgoing: _Outgoing) -> None:
+    def _draft(self, due: list[DraftSequence], outgoing: Outgoing[DraftResult]) -> None:
         trees = self._propose([sequence.job for sequence in due])
         now = time.monotonic()
         self._load.steps += 1

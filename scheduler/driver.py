@@ -22,7 +22,7 @@ from scheduler.request import Event, Finished, GenerationRequest, Speculation, S
 from scheduler.verifying import Verifying
 from scheduler.worker import AnyResult, Worker
 from specdec.candidates import EMPTY, InvalidCandidates
-from specdec.commit import FinishReason, TokenSource
+from specdec.commit import FinishReason
 from specdec.draft_length import DraftLengthPolicy
 from specdec.log import Log, Place
 from specdec.messages import (
@@ -224,7 +224,7 @@ class Driver:
         if place is Place.STALE or told_twice != body.token_ids[:known]:
             await self._fail_over("its log is not the one that was streamed")
             return
-        body = _without_first(body, known)
+        body = body.part(known)
         if body.token_ids:
             body = self._watched(body)
             self._append(body)
@@ -237,7 +237,7 @@ class Driver:
         """Cut where the text ends, if it ends here; what the target committed beyond is dropped."""
         watcher = self._request.watcher
         kept = watcher.ends_after(body.token_ids) if watcher else None
-        return body if kept is None else replace(_first(body, kept), finish_reason=FinishReason.STOP)
+        return body if kept is None else replace(body.part(0, kept), finish_reason=FinishReason.STOP)
 
     def _append(self, body: Committed) -> None:
         position = len(self.log) - self.prompt_length
@@ -245,28 +245,18 @@ class Driver:
         self._placing_since = None
         self._first_token_at = self._first_token_at or time.monotonic()
         if not body.repeated_answer:
-            self._count(body)
+            self._observe(body)
         self._recorder.record(self.record())
         self._pending_events.append(
             Tokens(position, body.token_ids, body.sources, self.log.digest, body.logprobs, body.margins)
         )
 
-    def _count(self, body: Committed) -> None:
-        summary = self.summary
-        if not body.num_draft_tokens:
-            summary.num_plain_steps += 1
+    def _observe(self, body: Committed) -> None:
+        accepted = self.summary.count(body)
+        if body.num_draft_tokens:
+            self._policy.observe_round(body.draft_length, accepted)
+        else:
             self._policy.observe_plain(len(body.token_ids))
-            return
-        accepted = body.sources.count(TokenSource.ACCEPTED)
-        summary.num_drafts += 1
-        summary.num_draft_tokens += body.num_draft_tokens
-        summary.num_accepted_tokens += accepted
-        summary.num_speculative_tokens += len(body.token_ids)
-        per_position = summary.num_accepted_tokens_per_position
-        per_position += [0] * (accepted - len(per_position))
-        for position in range(accepted):
-            per_position[position] += 1
-        self._policy.observe_round(body.draft_length, accepted)
 
     # ---- the next round
 
@@ -379,27 +369,6 @@ class Driver:
         self._leave_drafter()
         self._verifying.leave(time.monotonic())
         self._recorder.forget(self.sequence_id)
-
-
-def _without_first(body: Committed, count: int) -> Committed:
-    """What a result tells behind its first `count` tokens."""
-    return replace(
-        body,
-        token_ids=body.token_ids[count:],
-        sources=body.sources[count:],
-        logprobs=body.logprobs[count:],
-        margins=body.margins[count:],
-    )
-
-
-def _first(body: Committed, count: int) -> Committed:
-    return replace(
-        body,
-        token_ids=body.token_ids[:count],
-        sources=body.sources[:count],
-        logprobs=body.logprobs[:count],
-        margins=body.margins[:count],
-    )
 
 
 def _loop_time(monotonic: float) -> float:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from specdec.commit import FinishReason, TokenSource
-from specdec.messages import TokenLogprobs
+from specdec.messages import Committed, TokenLogprobs
 from specdec.params import NO_REPORT, Report, SamplingParams
 
 
@@ -85,6 +85,22 @@ class SpeculationSummary:
     num_failovers: int = 0
     num_stale_blocks: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def count(self, committed: Committed) -> int:
+        """Adds what one step of the target committed. Returns how many candidates were accepted."""
+        if not committed.num_draft_tokens:
+            self.num_plain_steps += 1
+            return 0
+        accepted = committed.sources.count(TokenSource.ACCEPTED)
+        self.num_drafts += 1
+        self.num_draft_tokens += committed.num_draft_tokens
+        self.num_accepted_tokens += accepted
+        self.num_speculative_tokens += len(committed.token_ids)
+        per_position = self.num_accepted_tokens_per_position
+        per_position += [0] * (accepted - len(per_position))
+        for position in range(accepted):
+            per_position[position] += 1
+        return accepted
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -6,7 +6,7 @@ tokens, whose chained digest was `prefix_digest`. Durations are in seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from specdec.candidates import EMPTY, CandidateTree
@@ -150,6 +150,17 @@ class Committed:
     repeated_answer: bool = False
     logprobs: tuple[TokenLogprobs, ...] = ()
     margins: tuple[float, ...] = ()
+
+    def part(self, start: int, end: int | None = None) -> Committed:
+        """What it tells of its tokens from `start` to before `end`."""
+        tokens = slice(start, end)
+        return replace(
+            self,
+            token_ids=self.token_ids[tokens],
+            sources=self.sources[tokens],
+            logprobs=self.logprobs[tokens],
+            margins=self.margins[tokens],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TENSOR_LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "gguf", "accelerate")
-TENSOR_PART = ("specdec.noise", "specdec.sampling", "specdec.accept", "specdec.engine", "specdec.drafters")
+TENSOR_PART = (
+    "specdec.noise",
+    "specdec.sampling",
+    "specdec.law",
+    "specdec.accept",
+    "specdec.ratio",
+    "specdec.engine",
+    "specdec.drafters",
+)
 CORE = ("specdec", "draft_worker", "target_worker", "scheduler")
 
 

@@ -36,6 +36,11 @@ def test_settings_reach_the_runner(folder: Path) -> None:
     assert (runner.dtype, runner.context_length, runner.vocabulary_size) == ("bfloat16", 200, 150)
 
 
+def test_a_device_that_is_not_there_is_said_in_one_line(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"device is cuda:99, but torch finds \d+ CUDA devices.*: use --device cpu"):
+        load(folder, kv_memory=2**24, device="cuda:99")
+
+
 def test_auto_takes_bf16_only_where_the_hardware_has_it() -> None:
     assert resolve_dtype("auto", "cpu") is (torch.bfloat16 if has_native_bf16("cpu") else torch.float32)
     with pytest.raises(ValueError, match="must be auto, bf16 or fp32"):

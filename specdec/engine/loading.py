@@ -38,8 +38,9 @@ def load(
 
     kv_memory: bytes of KV (default 2 GiB). max_context: tokens of prompt and answer at most (default: the model's).
     vocabulary_size: real ids (default: what the folder's tokenizer says). self_test: only tests of other things may
-    switch it off. Raises `ModelRefused`.
+    switch it off. Raises `ModelRefused`, and ValueError for a device or dtype that is not there.
     """
+    check_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     name = folder.stem if folder.suffix == ".gguf" else folder.name
@@ -57,6 +58,16 @@ def load(
     if self_test:
         run_self_test(runner)
     return runner
+
+
+def check_device(device: str) -> None:
+    """Raises ValueError if torch cannot compute there."""
+    if not device.startswith("cuda"):
+        return
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        build = "" if torch.version.cuda else " and this build of torch is for the CPU"
+        raise ValueError(f"device is {device}, but torch finds {count} CUDA devices{build}: use --device cpu")
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:

@@ -53,6 +53,10 @@ class ServeOptions:
     ignore_sigint: bool = False
 
 
+class WorkerCrashed(Exception):
+    """The worker's own loop failed: the process must end, so that another takes its place."""
+
+
 async def serve_target(
     worker: StreamWorker[TargetItem, TargetResult],
     bundle: TokenizerBundle,
@@ -63,7 +67,8 @@ async def serve_target(
     options: ServeOptions | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serves until SIGTERM (or `stop`), then drains. Starts the worker and stops it. Raises PortInUse, CannotListen.
+    """Serves until SIGTERM (or `stop`), then drains. Starts the worker and stops it. Raises PortInUse, CannotListen,
+    WorkerCrashed.
 
     listen: `HOST:PORT` or `unix:PATH`. on_ready is told the real address. lease(address) is held while new sequences
     are welcome.
@@ -125,10 +130,12 @@ class _WorkerProcess:
             await self.server.drain(grace=STREAM_GRACE)
 
     async def _watch(self) -> None:
-        """Until it is told to stop. Readiness follows progress."""
+        """Until it is told to stop. Readiness follows progress. Raises WorkerCrashed."""
         while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._options.check_every)
+            if self._worker.crash is not None:
+                raise WorkerCrashed(f"the worker's loop ended: {self._worker.crash!r}")
             state = "suspended" if self.progress.stalled else "ready"
             if state != self._state:
                 log.warning("worker is %s", "ready again" if state == "ready" else "not making progress")

@@ -181,10 +181,11 @@ def start_errors() -> Iterator[None]:
     """What servers raise at their start, as StartError."""
     from services.redis_client import RedisUnavailable
     from services.server import CannotListen, PortInUse
+    from services.worker_process import WorkerCrashed
 
     try:
         yield
     except PortInUse as error:
         raise StartError(f"{error}: choose another address with --listen") from error
-    except (CannotListen, RedisUnavailable) as error:
+    except (CannotListen, RedisUnavailable, WorkerCrashed) as error:
         raise StartError(str(error)) from error

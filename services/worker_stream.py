@@ -38,6 +38,8 @@ class StreamWorker(Protocol[ItemIn, ResultOut]):
     """`TargetWorker` or `DraftWorker`. `deliver` is called on the worker's thread."""
 
     identity: Identity
+    crash: Exception | None
+    """What ended its loop, if anything did."""
 
     def start(self) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -11,6 +12,8 @@ from typing import Generic, TypeVar
 
 from specdec.mailbox import Mailbox
 from specdec.messages import Identity, Load
+
+_log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,6 +28,8 @@ class Worker(ABC, Generic[Item, Result]):
         self.identity = identity
         self._load = Load()
         self._mailbox: Mailbox[Item, Result] = Mailbox()
+        self.crash: Exception | None = None
+        """What ended the loop, if a fault of ours did: the worker answers nobody any more and must be replaced."""
         self._thread = threading.Thread(target=self._run, name=f"{identity.role.value}-worker", daemon=True)
 
     def start(self) -> None:
@@ -65,6 +70,13 @@ class Worker(ABC, Generic[Item, Result]):
         """Seconds until there may be work without a message; None: only a message brings some."""
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            _log.critical("the worker's loop ended", exc_info=True)
+            self.crash = error
+
+    def _loop(self) -> None:
         while not self._mailbox.stopped:
             outgoing: Outgoing[Result] = defaultdict(list)
             worked = self._turn(outgoing)

@@ -22,7 +22,7 @@ from services.channel import ChannelConfig, open_channel
 from services.links import GrpcTargetLink, LinkConfig
 from services.progress import Progress
 from services.server import PortInUse
-from services.worker_process import ServeOptions, serve_target
+from services.worker_process import ServeOptions, WorkerCrashed, serve_target
 from specdec.messages import Load, Opened
 from tools.fake_worker import BUNDLE, FakeTargetWorker
 from tools.served import Ear, linked, open_item, release_item, verify_item
@@ -280,3 +280,14 @@ async def _readiness_is(address: str, serving: bool) -> bool:
         return await _status(address, "readiness") == int(wanted)
     except grpc.RpcError:
         return False
+
+
+async def test_a_worker_whose_loop_failed_ends_its_process() -> None:
+    worker = FakeTargetWorker()
+    serving = asyncio.create_task(
+        serve_target(worker, BUNDLE, "127.0.0.1:0", options=ServeOptions(check_every=0.01, grace=0.1))
+    )
+    await asyncio.sleep(0)
+    worker.crash = RuntimeError("planted")
+    with pytest.raises(WorkerCrashed, match="planted"):
+        await asyncio.wait_for(serving, 10)

@@ -41,6 +41,7 @@ class FakeTargetWorker:
 
     def __init__(self, answers_per_block: int = 1) -> None:
         self.identity = IDENTITY
+        self.crash: Exception | None = None
         self.answers_per_block = answers_per_block
         self.gate = threading.Event()
         self.gate.set()

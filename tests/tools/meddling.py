@@ -91,6 +91,7 @@ class MeddlingWorker:
 
     def __init__(self, inner: Worker[DraftItem, DraftResult], meddle: Meddle) -> None:
         self.identity: Identity = inner.identity
+        self.crash: Exception | None = None
         self._inner = inner
         self._meddle = meddle
 

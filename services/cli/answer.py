@@ -48,10 +48,12 @@ class Figures:
 
     def line(self) -> str:
         """One line for people."""
-        rate = "-" if self.acceptance_rate is None else f"{self.acceptance_rate:.0%}"
+        rate, length = "-", "-"
+        if self.acceptance_rate is not None:
+            rate, length = f"{self.acceptance_rate:.0%}", f"{self.mean_acceptance_length:.2f}"
         return (
             f"{self.completion_tokens} tokens in {self.duration:.2f} s: {self.tokens_per_second:.1f} tokens/s, "
-            f"acceptance rate {rate}, mean acceptance length {self.mean_acceptance_length:.2f}, mode {self.mode}"
+            f"acceptance rate {rate}, mean acceptance length {length}, mode {self.mode}"
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def change(log: Log, proposed: tuple[int, ...], rng: random.Random) -> None:
     log.append([rng.randrange(16) for _ in range(rng.choice([0, 1, 1, 1, 4, 9]))])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_proposals_are_those_of_a_fresh_drafter(make_drafter: Callable[[], Drafter], seed: int) -> None:
     rng = random.Random(seed)
     drafter = make_drafter()

@@ -31,7 +31,7 @@ async def test_kind13_a_thousand_rejections_and_the_next_turn_is_that_of_a_fresh
     prompt: tuple[int, ...] = (1, 2, 3)
     rejections = 0
     async with Deployment([model], [drafter], quick_config(6)) as system:
-        for turn in range(6):
+        for turn in range(5):
             drafter.script = WrongFrom(turn, 64)
             request = GenerationRequest(prompt, SAMPLED, max_tokens=60 * (turn + 1))
             (answer,) = await check_all(system, LAW, [request], context_length=2048)
@@ -41,7 +41,7 @@ async def test_kind13_a_thousand_rejections_and_the_next_turn_is_that_of_a_fresh
         (answer,) = await check_all(system, LAW, [GenerationRequest(prompt, SAMPLED, max_tokens=42)], 2048)
         await system.idle()
         model.check_integrity()
-    assert rejections > 300
+    assert rejections > 250
     assert total([answer]).acceptance_rate == 1.0
 
 

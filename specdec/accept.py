@@ -79,6 +79,7 @@ def accept_rejection(
     """
     batch = torch.arange(len(token_ids))
     node = torch.full((len(token_ids),), ROOT)
+    whole = torch.ones(len(token_ids), dtype=torch.float64)
     law = target_probs[:, 0].clone()  # [batch, vocab]
     for i, parent in enumerate(parents):
         tested = node == parent
@@ -86,7 +87,7 @@ def accept_rejection(
         q = (draft_probs[:, i] * (draft_ids[:, i] == token_ids[:, i, None])).sum(dim=-1)
         accepted = tested & (accept_uniforms[:, i] * q < p)
         rejected = tested & ~accepted
-        law[rejected] = residual(law[rejected], draft_ids[rejected, i], draft_probs[rejected, i])
+        law[rejected] = residual(whole[rejected], law[rejected], draft_ids[rejected, i], draft_probs[rejected, i])
         law[accepted] = target_probs[accepted, 1 + i]
         node = torch.where(accepted, i, node)
     return node, draw_from(law, draw_uniforms)
@@ -125,13 +126,14 @@ def accept_block(
     law = target_probs[batch, 1 + node].clone()
     for i in range(count):
         here = node == i - 1
-        law[here] = excess(weights[i][here], target_probs[here, i], draft_ids[here, i], draft_probs[here, i])
+        law[here] = residual(weights[i][here], target_probs[here, i], draft_ids[here, i], draft_probs[here, i])
     return node, draw_from(law, draw_uniforms)
 
 
-def residual(law: Tensor, draft_ids: Tensor, draft_probs: Tensor) -> Tensor:
-    """norm(max(p - q, 0)), [batch, vocab]; `law` itself where nothing is left, which a fitting q never meets."""
-    left = excess(torch.ones(len(law), dtype=law.dtype), law, draft_ids, draft_probs)
+def residual(weight: Tensor, law: Tensor, draft_ids: Tensor, draft_probs: Tensor) -> Tensor:
+    """norm(max(weight * p - q, 0)), [batch, vocab]; `law` itself where nothing is left, which only rounding meets: to
+    draw from nothing would give a token outside the support."""
+    left = excess(weight, law, draft_ids, draft_probs)
     mass = left.sum(dim=-1, keepdim=True)
     return torch.where(mass > 0, left / mass, law)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from outrider.version import __version__
 from services.settings import DraftSettings
 from services.start_error import ExitCode, StartError
+from services.tokenizer import load_bundle
 from services.turns import DRAFT_PATIENCE
 from services.worker_start import (
     load_model,
@@ -22,6 +23,7 @@ from services.worker_start import (
     served_name,
 )
 from specdec.drafter import Drafter
+from specdec.grammar import MaskFactory
 from specdec.messages import Identity, Role
 from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
 
@@ -32,13 +34,13 @@ def run_draft(settings: DraftSettings) -> int:
     """Serves until SIGTERM; returns the exit code. Raises StartError."""
     prepare(settings, "draft")
     refuse_exposed(settings.listen, settings)
-    drafter, identity = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
+    drafter, identity, make_mask = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
 
     from draft_worker.worker import DraftWorker
     from services.worker_lease import make_lease
     from services.worker_process import serve_draft
 
-    worker = DraftWorker(settings.draft_config(), drafter, identity)
+    worker = DraftWorker(settings.draft_config(), drafter, identity, make_mask)
     return serve(
         serve_draft(
             worker,
@@ -50,19 +52,23 @@ def run_draft(settings: DraftSettings) -> int:
     )
 
 
-def build_ngram(settings: DraftSettings) -> tuple[Drafter, Identity]:
-    """Raises StartError."""
+Built = tuple[Drafter, Identity, MaskFactory | None]
+
+
+def build_ngram(settings: DraftSettings) -> Built:
+    """It looks tokens up and draws none, so that no mask would change them. Raises StartError."""
     from specdec.drafters.ngram import NgramDrafter
 
     try:
         drafter = NgramDrafter(settings.ngram_min, settings.ngram_max)
     except ValueError as error:
         raise StartError(str(error), ExitCode.WRONG_USE) from error
-    return drafter, Identity(settings.worker_id, Role.DRAFT, "", version=__version__, drafter=drafter.name)
+    return drafter, Identity(settings.worker_id, Role.DRAFT, "", version=__version__, drafter=drafter.name), None
 
 
-def build_model(settings: DraftSettings) -> tuple[Drafter, Identity]:
+def build_model(settings: DraftSettings) -> Built:
     """Imports torch. Raises StartError."""
+    from services.masks import mask_factory
     from specdec.drafters.model import ModelDrafter
 
     if settings.model is None:
@@ -70,8 +76,9 @@ def build_model(settings: DraftSettings) -> tuple[Drafter, Identity]:
     folder = model_folder(settings.model)
     name = served_name(settings.model, folder)
     try:
-        digest = VocabularyDigest.of((folder / "tokenizer.json").read_bytes())
-    except (InvalidTokenizer, OSError) as error:
+        bundle = load_bundle(folder, name)
+        digest = VocabularyDigest.of(bundle.tokenizer_json)
+    except InvalidTokenizer as error:
         raise StartError(f"{folder} has no tokenizer that can be read: {error}") from error
     start = time.monotonic()
     log.info("loading %s from %s", name, folder)
@@ -79,4 +86,5 @@ def build_model(settings: DraftSettings) -> tuple[Drafter, Identity]:
     log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
     drafter = ModelDrafter(model)
     identity = model_identity(settings.worker_id, Role.DRAFT, name, model, digest)
-    return drafter, replace(identity, drafter=drafter.name)
+    make_mask = mask_factory(bundle.tokenizer_json, model.vocabulary_size, bundle.stop_token_ids)
+    return drafter, replace(identity, drafter=drafter.name), make_mask

@@ -42,12 +42,16 @@ def run_target(settings: TargetSettings) -> int:
     bundle = replace(bundle, context_length=model.context_length, vocabulary_size=model.vocabulary_size)
     log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
 
+    from services.masks import mask_factory
     from services.worker_lease import make_lease
     from services.worker_process import serve_target
     from target_worker.worker import TargetWorker
 
     worker = TargetWorker(
-        settings.target_config(), model, model_identity(settings.worker_id, Role.TARGET, name, model, digest)
+        settings.target_config(),
+        model,
+        model_identity(settings.worker_id, Role.TARGET, name, model, digest),
+        mask_factory(bundle.tokenizer_json, model.vocabulary_size, bundle.stop_token_ids),
     )
     return serve(
         serve_target(

@@ -14,31 +14,47 @@ from outrider.version import __version__
 if TYPE_CHECKING:
     from outrider.client import AsyncClient, Client
     from outrider.errors import OutriderError
-    from outrider.events import Completion, Event, Finished, Started, Tokens, TokenSource
+    from outrider.events import (
+        Choice,
+        Completion,
+        Event,
+        Finished,
+        Started,
+        TokenLogprobs,
+        Tokens,
+        TokenSource,
+        ToolCall,
+    )
 
 __all__ = [
     "AsyncClient",
+    "Choice",
     "Client",
     "Completion",
     "Event",
     "Finished",
     "OutriderError",
     "Started",
+    "TokenLogprobs",
     "TokenSource",
     "Tokens",
+    "ToolCall",
     "__version__",
 ]
 
 _HOMES = {
     "AsyncClient": "outrider.client",
+    "Choice": "outrider.events",
     "Client": "outrider.client",
     "Completion": "outrider.events",
     "Event": "outrider.events",
     "Finished": "outrider.events",
     "OutriderError": "outrider.errors",
     "Started": "outrider.events",
+    "TokenLogprobs": "outrider.events",
     "TokenSource": "outrider.events",
     "Tokens": "outrider.events",
+    "ToolCall": "outrider.events",
 }
 
 

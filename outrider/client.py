@@ -24,7 +24,6 @@ from outrider.events import (
     Event,
     Finished,
     Model,
-    Started,
     Status,
     Tokens,
     decode_event,
@@ -84,13 +83,17 @@ class AsyncClient:
     async def generate(
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Event, None]:
-        """Started, Tokens..., Finished; or raises. Leaving the loop early cancels the request, at the latest when the
-        generator is closed (`contextlib.aclosing` does it at once)."""
+        """Started, Tokens..., Finished, of each of the n choices; or raises.
+
+        Leaving the loop early cancels the request, at the latest when the generator is closed (`contextlib.aclosing`
+        does it at once).
+        """
         request = encode_request(prompt, options)
         call = pb_grpc.GenerationServiceStub(self._channel).Generate(
             request, timeout=options.get("timeout"), metadata=self._metadata
         )
         received: int | None = None
+        running = max(request.n, 1)
         try:
             async for message in call:
                 event = decode_event(message)
@@ -98,7 +101,8 @@ class AsyncClient:
                     continue
                 received = (received or 0) + (len(event.token_ids) if isinstance(event, Tokens) else 0)
                 yield event
-                if isinstance(event, Finished):
+                running -= isinstance(event, Finished)
+                if not running:
                     return
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self.address, received) from None
@@ -107,24 +111,13 @@ class AsyncClient:
         raise ServerError(f"{self.address} ended the answer without its last event")
 
     async def complete(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
-        """The whole answer of `generate`."""
-        started: Started | None = None
-        tokens: list[Tokens] = []
+        """The whole answer of `generate`, with all its choices."""
         async with aclosing(self.generate(prompt, **options)) as events:
-            async for event in events:
-                if isinstance(event, Started):
-                    started = event
-                elif isinstance(event, Tokens):
-                    tokens.append(event)
-                elif started is not None:
-                    return Completion(
-                        text="".join(part.text for part in tokens),
-                        token_ids=tuple(token_id for part in tokens for token_id in part.token_ids),
-                        sources=tuple(source for part in tokens for source in part.sources),
-                        started=started,
-                        finished=event,
-                    )
-        raise ServerError(f"{self.address} ended the answer without its first event")
+            every = [event async for event in events]
+        try:
+            return Completion.of(every)
+        except ValueError:
+            raise ServerError(f"{self.address} ended the answer without its first event") from None
 
     async def models(self, timeout: float | None = CALL_SECONDS) -> tuple[Model, ...]:
         """Models that are served now."""

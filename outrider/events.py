@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,7 +28,7 @@ class TokenSource(Enum):
 
 class FinishReason(Enum):
     STOP = "stop"
-    """A stop token."""
+    """A stop token or a stop text."""
     LENGTH = "length"
     """The token budget or the context limit."""
     UNKNOWN = "unknown"
@@ -36,19 +36,33 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event. With `seed` the request can be replayed exactly."""
+    """First event of a choice. With `seed` it can be replayed exactly, unless accept_rule was rejection or block.
+
+    index: which of the n choices, here and in the events below; those of several choices come mixed.
+    """
 
     sequence_id: str
     model: str
     seed: int
     prompt_tokens: int
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """logprob: of the token itself. top: (token id, logprob) of the likeliest tokens, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Committed tokens, in order and without gaps. position: of the first, counted from the end of the prompt.
 
-    sources and pieces: one per token; the pieces join to `text`. A piece is empty while a character is incomplete.
+    sources and pieces: one per token; the pieces join to `text`. A piece is empty while a character is incomplete, or
+    while it may begin a stop text. logprobs: one per token if asked for. Text without tokens is the echoed prompt, or
+    what was held back to the end.
     """
 
     position: int
@@ -57,6 +71,8 @@ class Tokens:
     text: str
     pieces: tuple[str, ...]
     prefix_digest: bytes
+    index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +97,17 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """arguments: JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event."""
+    """Last event of a choice. stop_text: the one that ended it, if one did. tool_calls: parsed from its text."""
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -90,20 +115,78 @@ class Finished:
     speculation: Speculation
     duration: float
     time_to_first_token: float
+    index: int = 0
+    stop_text: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 Event = Started | Tokens | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer."""
+class Choice:
+    """The whole of one choice."""
 
     text: str
     token_ids: tuple[int, ...]
     sources: tuple[TokenSource, ...]
     started: Started
     finished: Finished
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer: n choices, by index. What is asked of the answer itself is told of the first."""
+
+    choices: tuple[Choice, ...]
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def sources(self) -> tuple[TokenSource, ...]:
+        return self.choices[0].sources
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        return self.choices[0].logprobs
+
+    @property
+    def started(self) -> Started:
+        return self.choices[0].started
+
+    @property
+    def finished(self) -> Finished:
+        return self.choices[0].finished
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Completion:
+        """From all events of an answer. Raises ValueError if a choice lacks its first or last one."""
+        by_index: dict[int, list[Event]] = {}
+        for event in events:
+            by_index.setdefault(event.index, []).append(event)
+        return cls(tuple(_choice(by_index[index]) for index in sorted(by_index)))
+
+
+def _choice(events: Sequence[Event]) -> Choice:
+    first, last = events[0], events[-1]
+    if not isinstance(first, Started) or not isinstance(last, Finished):
+        raise ValueError("a choice has no first or no last event")
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    return Choice(
+        text="".join(part.text for part in tokens),
+        token_ids=tuple(token_id for part in tokens for token_id in part.token_ids),
+        sources=tuple(source for part in tokens for source in part.sources),
+        started=first,
+        finished=last,
+        logprobs=tuple(logprobs for part in tokens for logprobs in part.logprobs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +242,7 @@ def decode_event(message: pb.GenerateResponse) -> Event | None:
     match message.WhichOneof("event"):
         case "started":
             started = message.started
-            return Started(started.sequence_id, started.model, started.seed, started.prompt_tokens)
+            return Started(started.sequence_id, started.model, started.seed, started.prompt_tokens, started.index)
         case "tokens":
             tokens = message.tokens
             return Tokens(
@@ -169,11 +252,17 @@ def decode_event(message: pb.GenerateResponse) -> Event | None:
                 text=tokens.text,
                 pieces=tuple(tokens.pieces),
                 prefix_digest=tokens.prefix_digest,
+                index=tokens.index,
+                logprobs=tuple(_decode_logprobs(logprobs) for logprobs in tokens.logprobs),
             )
         case "finished":
             return _decode_finished(message.finished)
         case _:
             return None
+
+
+def _decode_logprobs(message: types.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, tuple((top.token_id, top.logprob) for top in message.top))
 
 
 def _decode_finished(message: pb.GenerationFinished) -> Finished:
@@ -184,6 +273,9 @@ def _decode_finished(message: pb.GenerationFinished) -> Finished:
         speculation=_decode_speculation(message.speculation),
         duration=message.duration.ToNanoseconds() / 1e9,
         time_to_first_token=message.time_to_first_token.ToNanoseconds() / 1e9,
+        index=message.index,
+        stop_text=message.stop_text if message.HasField("stop_text") else None,
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls),
     )
 
 

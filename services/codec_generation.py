@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.v1 import generation_service_pb2 as pb
+from outrider.v1 import types_pb2 as pb_types
 from scheduler.errors import InvalidRequest
 from scheduler.request import Speculation, SpeculationSummary
-from services.codec import encode_duration, encode_finish_reason, encode_sources
+from services.codec import InvalidMessage, encode_duration, encode_finish_reason, encode_sources
+from services.codec_sampling import ACCEPT_RULES_BACK, LOGPROBS_OF_BACK, decode_grammar, encode_logprobs
 from services.gateway import ServedModel
 from services.generation import (
     ChatMessage,
@@ -17,8 +21,11 @@ from services.generation import (
     TextPrompt,
     TextTokens,
     TokenPrompt,
+    Tool,
+    ToolCall,
     UserRequest,
 )
+from specdec.params import Grammar
 
 _SPECULATION = {
     pb.SPECULATION_MODE_UNSPECIFIED: Speculation.AUTO,
@@ -26,33 +33,70 @@ _SPECULATION = {
     pb.SPECULATION_MODE_ON: Speculation.ON,
     pb.SPECULATION_MODE_OFF: Speculation.OFF,
 }
+_OPTIONAL = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "n",
+    "top_logprobs",
+    "draft_length",
+)
 
 
 def decode_request(
     message: pb.GenerateRequest, timeout: float | None = None, traceparent: str = "", tracestate: str = ""
 ) -> UserRequest:
-    """timeout: seconds left of the call's deadline. Raises InvalidRequest for an unknown speculation mode."""
-    if message.speculation not in _SPECULATION:
-        raise InvalidRequest("speculation", f"speculation is {message.speculation}, must be auto, on or off")
+    """timeout: seconds left of the call's deadline. Raises InvalidRequest for an enum value that is none."""
+    _check_enums(message)
+    present = {field.name for field, _ in message.ListFields()}
+    given: dict[str, Any] = {field: getattr(message, field) for field in _OPTIONAL if field in present}
     return UserRequest(
         prompt=_decode_prompt(message),
         model=message.model,
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        min_p=message.min_p if message.HasField("min_p") else None,
-        seed=message.seed if message.HasField("seed") else None,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias),
+        bad_words=tuple(message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        stop=tuple(message.stop),
+        include_stop_str_in_output=message.include_stop_str_in_output,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logprobs_of=LOGPROBS_OF_BACK.get(message.logprobs_of),
+        echo=message.echo,
+        accept_rule=ACCEPT_RULES_BACK.get(message.accept_rule),
+        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
         speculation=_SPECULATION[message.speculation],
-        draft_length=message.draft_length if message.HasField("draft_length") else None,
         timeout=timeout,
         request_id=message.request_id,
         traceparent=traceparent,
         tracestate=tracestate,
+        **given,
     )
+
+
+def _check_enums(message: pb.GenerateRequest) -> None:
+    if message.speculation not in _SPECULATION:
+        raise InvalidRequest("speculation", f"speculation is {message.speculation}, must be auto, on or off")
+    if message.accept_rule not in (pb_types.ACCEPT_RULE_UNSPECIFIED, *ACCEPT_RULES_BACK):
+        raise InvalidRequest(
+            "accept_rule", f"accept_rule is {message.accept_rule}, must be invariant, rejection or block"
+        )
+    if message.logprobs_of not in (pb_types.LOGPROBS_OF_UNSPECIFIED, *LOGPROBS_OF_BACK):
+        raise InvalidRequest("logprobs_of", f"logprobs_of is {message.logprobs_of}, must be raw or processed")
+
+
+def _decode_grammar(message: pb_types.Grammar) -> Grammar:
+    try:
+        return decode_grammar(message, "grammar")
+    except InvalidMessage as error:
+        raise InvalidRequest("grammar", str(error)) from None
 
 
 def _decode_prompt(message: pb.GenerateRequest) -> Prompt | None:
@@ -60,11 +104,18 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in message.chat.messages))
+            messages = tuple(_decode_message(item) for item in message.chat.messages)
+            tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in message.chat.tools)
+            return ChatPrompt(messages, tools)
         case "tokens":
             return TokenPrompt(tuple(message.tokens.token_ids))
         case _:
             return None
+
+
+def _decode_message(message: pb.ChatMessage) -> ChatMessage:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id, message.name)
 
 
 def encode_event(event: GatewayEvent) -> pb.GenerateResponse:
@@ -73,7 +124,11 @@ def encode_event(event: GatewayEvent) -> pb.GenerateResponse:
     if isinstance(event, ChoiceStarted):
         return pb.GenerateResponse(
             started=pb.GenerationStarted(
-                sequence_id=event.sequence_id, model=event.model, seed=event.seed, prompt_tokens=event.prompt_tokens
+                sequence_id=event.sequence_id,
+                model=event.model,
+                seed=event.seed,
+                prompt_tokens=event.prompt_tokens,
+                index=event.index,
             )
         )
     return pb.GenerateResponse(finished=_encode_finished(event))
@@ -87,6 +142,8 @@ def _encode_tokens(event: TextTokens) -> pb.GeneratedTokens:
         text=event.text,
         prefix_digest=event.prefix_digest,
         pieces=event.pieces,
+        index=event.index,
+        logprobs=encode_logprobs(event.logprobs),
     )
 
 
@@ -98,6 +155,9 @@ def _encode_finished(event: ChoiceFinished) -> pb.GenerationFinished:
         speculation=_encode_summary(event.speculation),
         duration=encode_duration(event.duration),
         time_to_first_token=encode_duration(event.time_to_first_token),
+        index=event.index,
+        stop_text=event.stop_text,
+        tool_calls=[pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in event.tool_calls],
     )
 
 

@@ -7,34 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scheduler.errors import DeadlineExceeded, InvalidRequest, SequenceFailed, Unavailable
 from scheduler.request import Event, Finished, GenerationRequest, Started, Tokens
-from services.chat import ChatTemplate
-from services.generation import (
-    ChatPrompt,
-    ChoiceFinished,
-    ChoiceStarted,
-    GatewayEvent,
-    TextPrompt,
-    TextTokens,
-    TokenPrompt,
-    UserRequest,
-)
-from services.tokenizer import IncrementalDetokenizer, InvalidTokenizer, Tokenizer
-from services.validation import check_numbers, check_stop_token_ids, sampling_of, trace_context_of
-from specdec.commit import commit
+from services.answer_text import AnswerText
+from services.bad_words import bad_word_ids
+from services.choices import side_by_side
+from services.generation import ChatPrompt, ChoiceFinished, ChoiceStarted, GatewayEvent, TextTokens, UserRequest
+from services.loaded_model import LoadedModel
+from services.prompts import echoed_text, prompt_token_ids
+from services.text_stops import TextStops
+from services.tokenizer import InvalidTokenizer
+from services.tools import parse_tool_calls
+from services.validation import check_request, check_something_left, check_token_ids, sampling_of, trace_context_of
+from specdec.commit import FinishReason
+from specdec.grammar import InvalidGrammar
 from specdec.messages import Identity, TokenizerBundle
-from specdec.params import StopConditions
+from specdec.params import AcceptRule, Grammar, LogprobsOf, Report, StopConditions
+from specdec.seeds import choice_seed
 
-INLINE_CHARACTERS = 4096
-"""Longer texts are tokenised in a thread, so that the event loop goes on."""
-MAX_CHARACTERS_PER_TOKEN = 256
-"""A text with more per token of context cannot fit, and is refused before it is tokenised."""
 UNKNOWN_CONTEXT = 2**31 - 1
+
+GrammarCheck = Callable[[Grammar], None]
+"""Raises InvalidGrammar. Called in a thread: compiling may take long."""
 
 
 class Generator(Protocol):
@@ -57,26 +56,30 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _LoadedModel:
-    """vocabulary_sha256: of the target that the bundle was taken from, to notice that another one serves now."""
+class _Prepared:
+    """What the choices of one request have in common. echo: the text that each begins with."""
 
-    name: str
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    vocabulary_sha256: str
-
-    @property
-    def bundle(self) -> TokenizerBundle:
-        return self.tokenizer.bundle
+    request: UserRequest
+    generation: GenerationRequest
+    model: LoadedModel
+    stop: StopConditions
+    echo: str
 
 
 class Gateway:
-    """Used from one event loop."""
+    """Used from one event loop. accept_rule: of requests that name none. check_grammar None: the workers judge it."""
 
-    def __init__(self, scheduler: Generator) -> None:
+    def __init__(
+        self,
+        scheduler: Generator,
+        accept_rule: AcceptRule = AcceptRule.INVARIANT,
+        check_grammar: GrammarCheck | None = None,
+    ) -> None:
         self._scheduler = scheduler
-        self._loaded: dict[str, _LoadedModel] = {}
-        self._loading: dict[str, asyncio.Task[_LoadedModel]] = {}
+        self._accept_rule = accept_rule
+        self._check_grammar = check_grammar
+        self._loaded: dict[str, LoadedModel] = {}
+        self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
 
     def models(self) -> list[ServedModel]:
         return [
@@ -85,15 +88,29 @@ class Gateway:
         ]
 
     async def generate(self, request: UserRequest) -> AsyncGenerator[GatewayEvent, None]:
-        """Started, TextTokens..., Finished; or raises a RequestError. Closing the iterator cancels the sequence."""
+        """Of each choice ChoiceStarted, TextTokens..., ChoiceFinished; or raises one RequestError, which ends them all.
+        Closing the iterator cancels them."""
+        prepared = await self._prepare(request)
+        choices = [self._choice(prepared, index) for index in range(request.n or 1)]
+        async with aclosing(choices[0] if len(choices) == 1 else side_by_side(choices)) as events:
+            async for event in events:
+                yield event
+
+    async def _prepare(self, request: UserRequest) -> _Prepared:
+        """Raises a RequestError."""
         started = time.monotonic()
-        check_numbers(request)
-        sampling = sampling_of(request)
+        accept_rule = request.accept_rule or self._accept_rule
+        check_request(request, accept_rule)
+        sampling = sampling_of(request, accept_rule)
         model = await self._model(request.model)
-        token_ids = await self._token_ids(request, model)
-        check_stop_token_ids(request.stop_token_ids, model.bundle.vocabulary_size)
-        traceparent, tracestate = trace_context_of(request.traceparent, request.tracestate)
+        vocabulary_size = model.bundle.vocabulary_size
+        check_token_ids(request, vocabulary_size)
+        token_ids = await prompt_token_ids(request.prompt, model, self._context_length(model))
         stop = self._stop_conditions(request, model, len(token_ids))
+        sampling = replace(sampling, bad_words=bad_word_ids(request.bad_words, model.tokenizer))
+        check_something_left(sampling, stop, vocabulary_size)
+        await self._judge_grammar(request.grammar)
+        traceparent, tracestate = trace_context_of(request.traceparent, request.tracestate)
         generation = GenerationRequest(
             token_ids=token_ids,
             sampling=sampling,
@@ -101,6 +118,7 @@ class Gateway:
             max_tokens=stop.max_length - stop.prompt_length,
             min_tokens=stop.min_length - stop.prompt_length,
             stop_token_ids=stop.stop_token_ids,
+            report=Report(request.top_logprobs, request.logprobs_of or LogprobsOf.RAW),
             speculation=request.speculation,
             draft_length=request.draft_length,
             timeout=_left(request.timeout, started),
@@ -108,23 +126,42 @@ class Gateway:
             traceparent=traceparent,
             tracestate=tracestate,
         )
-        text = _TextStream(model.tokenizer.detokenizer(), stop)
-        events = self._scheduler.generate(generation)
+        echo = echoed_text(request.prompt, model) if request.echo else ""
+        return _Prepared(request, generation, model, stop, echo)
+
+    async def _choice(self, prepared: _Prepared, index: int) -> AsyncGenerator[GatewayEvent, None]:
+        request, generation = prepared.request, prepared.generation
+        stops = TextStops(request.stop, request.include_stop_str_in_output)
+        text = AnswerText(index, prepared.model.tokenizer.detokenizer(), prepared.stop, stops)
+        sampling = replace(generation.sampling, seed=choice_seed(generation.sampling.seed, index))
+        watcher = text if request.stop else None
+        events = self._scheduler.generate(replace(generation, sampling=sampling, watcher=watcher))
         try:
             async for event in events:
                 if isinstance(event, Tokens):
                     yield text.add(event)
-                    continue
-                if isinstance(event, Finished) and (rest := text.rest()) is not None:
-                    yield rest
-                yield _choice_event(event)
-                if isinstance(event, Finished):
+                elif isinstance(event, Started):
+                    yield ChoiceStarted(index, event.sequence_id, event.model, event.seed, event.prompt_tokens)
+                    if prepared.echo:
+                        yield TextTokens(index, 0, (), (), b"", prepared.echo, ())
+                else:
+                    if (rest := text.rest()) is not None:
+                        yield rest
+                    yield _finished(index, event, text, request)
                     return
         finally:
             await _close(events)
         raise SequenceFailed("the answer ended without its last event")
 
-    async def _model(self, name: str) -> _LoadedModel:
+    async def _judge_grammar(self, grammar: Grammar | None) -> None:
+        if grammar is None or self._check_grammar is None:
+            return
+        try:
+            await asyncio.to_thread(self._check_grammar, grammar)
+        except InvalidGrammar as error:
+            raise InvalidRequest("grammar", f"grammar: {error}") from None
+
+    async def _model(self, name: str) -> LoadedModel:
         """Resolves "" to the only model, and takes its tokenizer from a target once. Raises a RequestError."""
         served = {identity.model_name: identity for identity in self._scheduler.models()}
         if not name:
@@ -143,51 +180,21 @@ class Gateway:
             loading.add_done_callback(lambda task: self._loaded_or_failed(name, task))
         return await asyncio.shield(loading)  # one who gives up must not take it from the others
 
-    def _loaded_or_failed(self, name: str, task: asyncio.Task[_LoadedModel]) -> None:
+    def _loaded_or_failed(self, name: str, task: asyncio.Task[LoadedModel]) -> None:
         del self._loading[name]
         if not task.cancelled():
             task.exception()  # everyone who waited may have given up; then nobody else looks at it
 
-    async def _load(self, name: str, vocabulary_sha256: str) -> _LoadedModel:
+    async def _load(self, name: str, vocabulary_sha256: str) -> LoadedModel:
         bundle = await self._scheduler.tokenizer(name)
         try:
-            loaded = await asyncio.to_thread(_load_bundle, bundle, vocabulary_sha256)
+            loaded = await asyncio.to_thread(LoadedModel.load, bundle, vocabulary_sha256)
         except InvalidTokenizer as error:
             raise Unavailable(f"the tokenizer of {bundle.model_name} cannot be read: {error}") from error
         self._loaded[loaded.name] = loaded
         return loaded
 
-    async def _token_ids(self, request: UserRequest, model: _LoadedModel) -> tuple[int, ...]:
-        """Raises InvalidRequest for an empty prompt, and for one that leaves no room in the context."""
-        prompt, context = request.prompt, self._context_length(model)
-        if prompt is None:
-            raise InvalidRequest("prompt", "there is no prompt: give text, messages or token ids")
-        if isinstance(prompt, TokenPrompt):
-            token_ids = prompt.token_ids
-            _check_token_ids(token_ids, model.bundle.vocabulary_size)
-        else:
-            characters = _characters(prompt)
-            if context and characters > context * MAX_CHARACTERS_PER_TOKEN:
-                raise InvalidRequest(
-                    "prompt",
-                    f"the prompt has {characters} characters, which cannot fit the context of {model.name}: "
-                    f"{context} tokens",
-                )
-            if isinstance(prompt, ChatPrompt) or characters > INLINE_CHARACTERS:
-                token_ids = await asyncio.to_thread(_tokenise, prompt, model)
-            else:
-                token_ids = _tokenise(prompt, model)
-        if not token_ids:
-            raise InvalidRequest("prompt", "the prompt is empty: it must have at least one token")
-        if context and len(token_ids) >= context:
-            raise InvalidRequest(
-                "prompt",
-                f"the prompt has {len(token_ids)} tokens, the context of {model.name} is {context} tokens: "
-                f"at most {context - 1} leave room for an answer",
-            )
-        return token_ids
-
-    def _stop_conditions(self, request: UserRequest, model: _LoadedModel, prompt_length: int) -> StopConditions:
+    def _stop_conditions(self, request: UserRequest, model: LoadedModel, prompt_length: int) -> StopConditions:
         """Raises InvalidRequest if more is asked for than the context has room for."""
         context = self._context_length(model) or UNKNOWN_CONTEXT
         left = context - prompt_length
@@ -206,102 +213,26 @@ class Gateway:
             stop_token_ids=frozenset(own) | frozenset(request.stop_token_ids),
         )
 
-    def _context_length(self, model: _LoadedModel) -> int:
+    def _context_length(self, model: LoadedModel) -> int:
         """The smallest that is known: a target may be started with less than its model can."""
         lengths = [model.bundle.context_length]
         lengths += [served.context_length for served in self._scheduler.models() if served.model_name == model.name]
         return min((length for length in lengths if length), default=0)
 
 
-class _TextStream:
-    """Text of one answer. What is held back inside a character belongs to the last token, so the last one is told by
-    the same rule by which the target ends a sequence."""
-
-    def __init__(self, detokenizer: IncrementalDetokenizer, stop: StopConditions) -> None:
-        self._detokenizer = detokenizer
-        self._stop = stop
-        self._flushed = False
-        self._end = 0
-        self._digest = b""
-
-    def add(self, tokens: Tokens) -> TextTokens:
-        pieces = [self._detokenizer.push(token_id) for token_id in tokens.token_ids]
-        length = self._stop.prompt_length + tokens.position
-        committed = commit(length, tokens.token_ids, self._stop, self._stop.max_length)
-        self._end = tokens.position + len(tokens.token_ids)
-        self._digest = tokens.prefix_digest
-        if committed.finish_reason is not None and pieces:
-            pieces[-1] += self._detokenizer.flush()
-            self._flushed = True
-        return TextTokens(
-            index=0,
-            position=tokens.position,
-            token_ids=tokens.token_ids,
-            sources=tokens.sources,
-            prefix_digest=tokens.prefix_digest,
-            text="".join(pieces),
-            pieces=tuple(pieces),
-        )
-
-    def rest(self) -> TextTokens | None:
-        """Text still held back at an end that was not foreseen, as an event without tokens."""
-        text = "" if self._flushed else self._detokenizer.flush()
-        return TextTokens(0, self._end, (), (), self._digest, text, ()) if text else None
-
-
-def _choice_event(event: Started | Finished) -> ChoiceStarted | ChoiceFinished:
-    if isinstance(event, Started):
-        return ChoiceStarted(0, event.sequence_id, event.model, event.seed, event.prompt_tokens)
+def _finished(index: int, event: Finished, text: AnswerText, request: UserRequest) -> ChoiceFinished:
+    has_tools = isinstance(request.prompt, ChatPrompt) and bool(request.prompt.tools)
     return ChoiceFinished(
-        0,
-        event.finish_reason,
-        event.prompt_tokens,
-        event.completion_tokens,
-        event.speculation,
-        event.duration,
-        event.time_to_first_token,
+        index=index,
+        finish_reason=event.finish_reason if text.stop_text is None else FinishReason.STOP,
+        prompt_tokens=event.prompt_tokens,
+        completion_tokens=event.completion_tokens,
+        speculation=event.speculation,
+        duration=event.duration,
+        time_to_first_token=event.time_to_first_token,
+        stop_text=text.stop_text,
+        tool_calls=parse_tool_calls(text.told)[1] if has_tools else (),
     )
-
-
-def _load_bundle(bundle: TokenizerBundle, vocabulary_sha256: str) -> _LoadedModel:
-    """Takes up to a second for a large vocabulary. Raises InvalidTokenizer."""
-    template = None
-    if bundle.chat_template is not None:
-        try:
-            template = ChatTemplate(bundle.chat_template, bundle.special_tokens)
-        except ValueError as error:
-            raise InvalidTokenizer(str(error)) from error
-    return _LoadedModel(bundle.model_name, Tokenizer(bundle), template, vocabulary_sha256)
-
-
-def _characters(prompt: TextPrompt | ChatPrompt) -> int:
-    if isinstance(prompt, TextPrompt):
-        return len(prompt.text)
-    return sum(len(message.role) + len(message.content) for message in prompt.messages)
-
-
-def _tokenise(prompt: TextPrompt | ChatPrompt, model: _LoadedModel) -> tuple[int, ...]:
-    """Raises InvalidRequest."""
-    try:
-        if isinstance(prompt, TextPrompt):
-            return tuple(model.tokenizer.encode(prompt.text)) if prompt.text else ()
-        if not prompt.messages:
-            raise InvalidRequest("messages", "there are no messages: give at least one")
-        if model.template is None:
-            raise InvalidRequest("messages", f"{model.name} has no chat template: give a text prompt instead")
-        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
-        return tuple(model.tokenizer.encode(model.template.render(messages), add_special_tokens=False))
-    except ValueError as error:
-        field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        raise InvalidRequest(field, f"{field}: {error}") from None
-
-
-def _check_token_ids(token_ids: tuple[int, ...], vocabulary_size: int) -> None:
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < vocabulary_size:
-            raise InvalidRequest(
-                "prompt", f"token {index} of the prompt is {token_id}, must be in [0, {vocabulary_size})"
-            )
 
 
 def _left(timeout: float | None, started: float) -> float | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -73,13 +73,17 @@ class ScriptedScheduler:
         self.running += 1
         try:
             yield Started("sequence-1", request.model, request.sampling.seed, len(request.token_ids))
-            told = 0
+            told, watched = 0, False
             async for tokens in self._blocks(request):
-                yield tokens
-                told = tokens.position + len(tokens.token_ids)
+                kept = request.watcher.ends_after(tokens.token_ids) if request.watcher else None
+                watched = kept is not None
+                yield tokens if kept is None else _first(tokens, kept)
+                told = tokens.position + (kept or len(tokens.token_ids))
+                if watched:
+                    break
             if not self.unending:
                 last = self.answer[told - 1] if told else None
-                reason = FinishReason.STOP if last in request.stop_token_ids else FinishReason.LENGTH
+                reason = FinishReason.STOP if watched or last in request.stop_token_ids else FinishReason.LENGTH
                 summary = SpeculationSummary(num_drafts=2, num_draft_tokens=4, num_accepted_tokens=3, num_plain_steps=1)
                 yield Finished(reason, len(request.token_ids), told, summary, 0.5, 0.25)
         finally:
@@ -116,3 +120,7 @@ class ScriptedScheduler:
 
     def add_worker(self, role: Role, address: str) -> None:
         self.added.append((role, address))
+
+
+def _first(tokens: Tokens, count: int) -> Tokens:
+    return replace(tokens, token_ids=tokens.token_ids[:count], sources=tokens.sources[:count])

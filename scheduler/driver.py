@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
 from scheduler.drafting import Drafting
-from scheduler.errors import DeadlineExceeded, Overloaded, SequenceFailed, Unavailable
+from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, SequenceFailed, Unavailable
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, SpeculationSummary, Started, Tokens
@@ -24,6 +24,7 @@ from scheduler.worker import AnyResult, Worker
 from specdec.candidates import EMPTY, InvalidCandidates
 from specdec.commit import FinishReason
 from specdec.draft_length import DraftLengthPolicy
+from specdec.grammar import GRAMMAR_REFUSED
 from specdec.log import Log, Place
 from specdec.messages import (
     Committed,
@@ -199,6 +200,8 @@ class Driver:
 
     async def _refused(self, refusal: Refusal) -> None:
         if refusal.reason is RefusalReason.INVALID:
+            if refusal.message.startswith(GRAMMAR_REFUSED):  # what only the tokenizer could tell
+                raise InvalidRequest("grammar", refusal.message)
             raise SequenceFailed(f"the target worker refused the sequence: {refusal.message}")
         if refusal.reason is RefusalReason.EPOCH and refusal.held_epoch is not None:
             self._verifying.raise_epoch(refusal.held_epoch.number)

@@ -82,6 +82,9 @@ class SpeculationSummary:
     num_plain_steps: int = 0
     num_speculative_tokens: int = 0
     """Tokens committed by verifies that had candidates."""
+    drafted_per_step: list[int] = field(default_factory=list)
+    """Of each verify that had candidates, in order; so is accepted_per_step."""
+    accepted_per_step: list[int] = field(default_factory=list)
     num_failovers: int = 0
     num_stale_blocks: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
@@ -96,6 +99,8 @@ class SpeculationSummary:
         self.num_draft_tokens += committed.num_draft_tokens
         self.num_accepted_tokens += accepted
         self.num_speculative_tokens += len(committed.token_ids)
+        self.drafted_per_step.append(committed.num_draft_tokens)
+        self.accepted_per_step.append(accepted)
         per_position = self.num_accepted_tokens_per_position
         per_position += [0] * (accepted - len(per_position))
         for position in range(accepted):

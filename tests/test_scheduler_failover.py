@@ -185,3 +185,12 @@ async def test_a_deadline_ends_the_request_and_frees_everything() -> None:
             await deployment.generate(replace(REQUEST, max_tokens=500, timeout=0.3))
         assert time.monotonic() - started < 5.0
         await deployment.idle()
+
+
+async def test_closing_the_scheduler_ends_what_runs_with_one_error() -> None:
+    async with Deployment([TableModel(LAW, delay=0.01)], [_oracle()]) as deployment:
+        task = asyncio.create_task(deployment.generate(replace(REQUEST, max_tokens=400)))
+        await until(lambda: any(len(s.token_ids) > 10 for s in deployment.scheduler.sequences()), "tokens came")
+        await deployment.scheduler.close()
+        with pytest.raises(Unavailable, match="has ended"):
+            await asyncio.wait_for(task, 5)

@@ -29,7 +29,7 @@ PROBE_LENGTH = 40
 STRUCTURE_TOLERANCE = 1e-4
 SURE_GAP = 8.0
 """A stock top-1 is sure when it leads by so many rounding steps of the largest logit."""
-LARGEST_MEAN_ERROR = 0.5
+LARGEST_MEAN_ERROR = 0.2
 """Mean difference of logits at most, in standard deviations of the stock logits."""
 NEIGHBOUR_TOLERANCE = 1e-3
 """Difference in logits, beside other neighbours, above which a model is refused; any is logged."""

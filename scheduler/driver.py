@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
 from scheduler.drafting import Drafting
-from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, SequenceFailed, Unavailable
+from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, SequenceFailed, Unavailable
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, SpeculationSummary, Started, Tokens
@@ -44,6 +44,10 @@ from specdec.params import StopConditions
 _log = logging.getLogger(__name__)
 
 
+_Message = tuple[Worker, AnyResult | None] | RequestError
+"""A worker's result, None: its stream broke; or the error that ends the sequence."""
+
+
 class Driver:
     """Drives one sequence. `events` may be iterated once; closing it releases the sequence everywhere."""
 
@@ -65,7 +69,7 @@ class Driver:
         self._policy = policy
         self._started_at = time.monotonic()
         self._deadline = math.inf if request.timeout is None else self._started_at + request.timeout
-        self._inbox: asyncio.Queue[tuple[Worker, AnyResult | None]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Message] = asyncio.Queue()
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
         self._drafting = Drafting(config, request, stop, log)
         self._placing_since: float | None = None
@@ -85,6 +89,10 @@ class Driver:
     def lost(self, worker: Worker) -> None:
         """That worker's stream broke."""
         self._inbox.put_nowait((worker, None))
+
+    def end(self, error: RequestError) -> None:
+        """The scheduler gives the sequence up."""
+        self._inbox.put_nowait(error)
 
     def record(self) -> SequenceRecord:
         verifying, drafter = self._verifying, self._drafting.worker
@@ -121,10 +129,13 @@ class Driver:
         wake_at = min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
         try:
             async with asyncio.timeout_at(None if wake_at == math.inf else _loop_time(wake_at)):
-                worker, result = await self._inbox.get()
+                message = await self._inbox.get()
         except TimeoutError:
             await self._passed(time.monotonic())
             return
+        if isinstance(message, RequestError):
+            raise message
+        worker, result = message
         if result is None:
             await self._worker_lost(worker)
         elif isinstance(result, TargetResult):

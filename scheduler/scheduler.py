@@ -114,6 +114,10 @@ class Scheduler:
             pass
 
     async def close(self) -> None:
+        """Ends what still runs with Unavailable, and every link."""
+        self._draining = True
+        for driver in self._drivers.values():
+            driver.end(Unavailable("this scheduler has ended"))
         await self._pool.close()
 
     def _deliver(self, worker: Worker, results: Sequence[AnyResult]) -> None:

@@ -102,7 +102,7 @@ class Gateway:
         accept_rule = request.accept_rule or self._accept_rule
         check_request(request, accept_rule)
         sampling = sampling_of(request, accept_rule)
-        model = await self._model(request.model)
+        model = await self.model(request.model)
         vocabulary_size = model.bundle.vocabulary_size
         check_token_ids(request, vocabulary_size)
         token_ids = await prompt_token_ids(request.prompt, model, self._context_length(model))
@@ -161,7 +161,7 @@ class Gateway:
         except InvalidGrammar as error:
             raise InvalidRequest("grammar", f"grammar: {error}") from None
 
-    async def _model(self, name: str) -> LoadedModel:
+    async def model(self, name: str) -> LoadedModel:
         """Resolves "" to the only model, and takes its tokenizer from a target once. Raises a RequestError."""
         served = {identity.model_name: identity for identity in self._scheduler.models()}
         if not name:

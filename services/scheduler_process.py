@@ -16,7 +16,7 @@ from outrider.v1 import generation_service_pb2_grpc as generation_grpc
 from outrider.version import __version__
 from scheduler.links import AnyLink, LinkFactory, SequenceRecord
 from scheduler.scheduler import Scheduler
-from services import control_servicer, generation_servicer, logs
+from services import control_servicer, generation_servicer, grammar_check, logs
 from services.channel import ChannelConfig, ClientTls
 from services.codec_control import SequenceView
 from services.control_servicer import SchedulerControlServicer
@@ -32,6 +32,7 @@ from services.server import PortInUse, Server, ServerConfig, TlsFiles
 from services.settings import SchedulerSettings
 from services.start_error import ExitCode, StartError
 from specdec.messages import Epoch, Role
+from specdec.params import AcceptRule
 
 READINESS_SECONDS = 0.05
 LAST_CALLS_SECONDS = 1.0
@@ -139,7 +140,8 @@ async def _listen(
     server: Server, settings: SchedulerSettings, scheduler: Scheduler, recorder: Metadata, watcher: WorkerWatcher
 ) -> str:
     """Returns the real address. Raises StartError."""
-    generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(Gateway(scheduler)), server.grpc)
+    gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check)
+    generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(gateway), server.grpc)
     control = SchedulerControlServicer(
         scheduler,
         __version__,

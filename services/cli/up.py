@@ -17,6 +17,7 @@ from services.start_error import StartError
 
 SCHEDULER_FLAGS = (
     "redis_url",
+    "accept_rule",
     "policy",
     "draft_length",
     "max_sequences",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 50051
 
 PolicyName = Literal["threshold", "fixed"]
+AcceptRuleName = Literal["invariant", "rejection", "block"]
 
 
 class SchedulerSettings(ServingSettings):
@@ -35,6 +36,9 @@ class SchedulerSettings(ServingSettings):
     drafters: AddressList = Field((), description="Addresses of draft workers that need no discovery.")
     api_keys: TextList = Field(
         (), repr=False, description="Keys of which a client must send one; none: no key is asked for."
+    )
+    accept_rule: AcceptRuleName = Field(
+        "invariant", description="Accept rule of requests that name none: invariant, rejection or block."
     )
     policy: PolicyName = Field("threshold", description="How the draft length is chosen: threshold or fixed.")
     draft_length: int = Field(5, ge=0, le=256, description="Candidates on the longest path at the start; 0: plain.")

@@ -59,6 +59,25 @@ def detokenizer(
     return _Window(inner, skip_special_tokens)
 
 
+def token_bytes(
+    inner: tokenizers.Tokenizer, decoder: dict[str, Any] | None, reader: TokenReader, token_id: int
+) -> bytes:
+    """What one token stands for, special or not; part of a character may be all of it. Unknown ids: nothing."""
+    token = reader.read(token_id, skip_special_tokens=False)
+    if token is None:
+        return b""
+    steps = _steps(decoder)
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return _token_bytes(token)
+    rules = _TextRules.parse(steps)
+    if rules is None:
+        return str(inner.decode([token_id], skip_special_tokens=False)).encode()
+    for rewrite in rules.rewrites:
+        token = rewrite(token)
+    byte = BYTE_TOKEN.fullmatch(token) if rules.byte_fallback else None
+    return token.encode() if byte is None else bytes([int(byte[1], 16)])
+
+
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     if decoder is None:
         return []

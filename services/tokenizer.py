@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from services.detokenizer import IncrementalDetokenizer, TokenReader, detokenizer
+from services.detokenizer import IncrementalDetokenizer, TokenReader, detokenizer, token_bytes
 from specdec.messages import TokenizerBundle
 from specdec.vocabulary import InvalidTokenizer, read_tokens
 
@@ -55,6 +55,10 @@ class Tokenizer:
     def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """For one stream: its pieces join to what `decode` gives for all its ids."""
         return detokenizer(self._inner, self._decoder, self._reader, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, special or not; part of a character may be all of it."""
+        return token_bytes(self._inner, self._decoder, self._reader, token_id)
 
     def is_token(self, token_id: int) -> bool:
         """Whether a prompt given as ids may hold this one."""

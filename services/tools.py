@@ -53,8 +53,8 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 class ToolCallParser:
     """Of one streamed answer: `push` its text as it comes, then `finish` once.
 
-    Text is told as soon as it is certain that it does not begin a call; a call when it is complete. Blanks beside a call
-    are dropped with it.
+    Text is told as soon as it is certain that it does not begin a call; a call when it is complete. Blanks beside a
+    call are dropped with it.
     """
 
     def __init__(self, new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}") -> None:

@@ -1,0 +1,110 @@
+"""The HTTP server: uvicorn in our own event loop, listening before it says so, and ended by us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.start_error import StartError
+
+KEEP_ALIVE_SECONDS = 60
+BACKLOG = 2048
+
+
+class HttpServer:
+    """`start`, and in the end `close`. Port 0 is a free one."""
+
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
+    ) -> None:
+        self._app = app
+        self._host = host.strip("[]")
+        self._port = port
+        self._certificate = certificate
+        self._key = key
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Returns the URL with the real port. Raises StartError."""
+        listening = listen(self._host, self._port)
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            ssl_certfile=self._certificate,
+            ssl_keyfile=self._key,
+        )
+        try:
+            config.load()
+        except OSError as error:
+            listening.close()
+            raise StartError(f"cannot read tls_cert or tls_key: {error.strerror or error}") from error
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve([listening]))
+        started = asyncio.create_task(self._server.has_started.wait())
+        await asyncio.wait([self._serving, started], return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if self._serving.done():
+            self._serving.result()
+        scheme = "http" if self._certificate is None else "https"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{scheme}://{host}:{listening.getsockname()[1]}"
+
+    async def close(self, grace: float) -> None:
+        """Takes no new requests, gives running ones `grace` seconds, then cancels them."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.config.timeout_graceful_shutdown = max(1, round(grace))
+        self._server.should_exit = True
+        await self._serving
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the process."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_started.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises StartError if the address is not ours to listen on."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise StartError(f"http_host {host!r} is no address of this machine: {error.strerror}") from error
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        reason = os.strerror(error.errno or 0)
+        raise StartError(f"port {port} on {host} is taken ({reason}): choose another one with --http-port") from error
+    return listening

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from specdec.params import Grammar
 
+GRAMMAR_REFUSED = "grammar: "
+"""What a refusal of a sequence for its grammar begins with; its user is to blame, not the worker."""
+
 
 class InvalidGrammar(ValueError):
     """The grammar cannot be compiled; the message is one line and says where."""
@@ -18,7 +21,7 @@ class TokenMask(Protocol):
     def allowed(self, answer: Sequence[int]) -> bytes:
         """Tokens that may follow `answer`, the tokens behind the prompt: bit i % 8 of byte i // 8 for token i, padded
         with zeros to a multiple of 4 bytes. All ones behind an answer that the grammar does not allow: nothing that
-        stands there can be committed."""
+        stands there can be committed. All zeros at a dead end, where the grammar neither ends nor goes on."""
         ...
 
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from specdec.accept import Accepted, accept_invariant
-from specdec.candidates import CandidateTree
+from specdec.candidates import EMPTY, CandidateTree
 from specdec.commit import CommittedTokens, TokenSource, commit
 from specdec.law import Law
 from specdec.messages import TokenLogprobs
 from specdec.params import AcceptRule, LogprobsOf, Report
 from specdec.ratio import accept_ratio
+from specdec.sampling import DegenerateLogits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,13 @@ def decide(
 ) -> Decision:
     """logits: [1 + len(candidates), vocab], behind the log and behind each candidate. Raises DegenerateLogits."""
     paths = [(), *(tuple(candidates.token_ids[i] for i in candidates.path(node)) for node in range(len(candidates)))]
-    accepted = _accept(law, candidates, logits, paths, log_length)
+    try:
+        accepted = _accept(law, candidates, logits, paths, log_length)
+    except DegenerateLogits:
+        if not len(candidates) or law.params.accept_rule is not AcceptRule.INVARIANT:
+            raise
+        # A row behind a candidate is no fault of the sequence: plain decoding may never stand there.
+        return decide(law, EMPTY, logits[:1], log_length, context_length, report)
     committed = commit(log_length, accepted.token_ids, law.stop, context_length)
     count = len(committed.token_ids)
     rows = [0, *(1 + node for node in accepted.nodes)][:count]  # the row that decided each token

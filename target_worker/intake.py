@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from specdec.candidates import CandidateTree, InvalidCandidates
 from specdec.engine.model import LanguageModel
-from specdec.grammar import InvalidGrammar, MaskFactory, TokenMask
+from specdec.grammar import GRAMMAR_REFUSED, InvalidGrammar, MaskFactory, TokenMask
 from specdec.law import Law
 from specdec.log import Log, Place
 from specdec.messages import (
@@ -110,7 +110,7 @@ class Intake:
         try:
             law = Law(body.sampling, body.stop, log.token_ids, self._mask(body.sampling))
         except InvalidGrammar as error:
-            return self._refuse(header, RefusalReason.INVALID, f"grammar: {error}")
+            return self._refuse(header, RefusalReason.INVALID, GRAMMAR_REFUSED + str(error))
         if existing is not None:
             self._model.release(header.sequence_id)
         self._released.pop(header.sequence_id, None)

@@ -20,6 +20,7 @@ from specdec.log import Log
 from specdec.noise import Domain, uniforms
 from specdec.params import AcceptRule
 from specdec.ratio import draw_candidate, quantised
+from specdec.sampling import DegenerateLogits
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class _Chain:
     law: Law
     drafted: list[int] = field(default_factory=list)
     draft_laws: list[DraftLaw] = field(default_factory=list)
+    at_dead_end: bool = False
 
     @classmethod
     def of(cls, job: DraftJob) -> _Chain:
@@ -37,7 +39,16 @@ class _Chain:
 
     def extend(self, logits: Tensor) -> None:
         """One more candidate from its logits, [1, vocab]: the target's draw as the drafter sees it, or under the rules
-        that test ratios a draw of the drafter's own from exactly the law that is sent."""
+        that test ratios a draw of the drafter's own from exactly the law that is sent. None where the grammar allows
+        none. Raises DegenerateLogits."""
+        try:
+            self._extend(logits)
+        except DegenerateLogits:
+            if self.job.mask is None:
+                raise
+            self.at_dead_end = True
+
+    def _extend(self, logits: Tensor) -> None:
         sampling = self.job.sampling
         if sampling.accept_rule is AcceptRule.INVARIANT:
             self.drafted += self.law.draw(logits, [self.drafted])
@@ -134,7 +145,8 @@ class ModelDrafter:
     def _wants_more(self, chain: _Chain) -> bool:
         room = self._model.context_length - len(chain.job.log) - len(chain.drafted)
         return (
-            len(chain.drafted) < chain.job.draft_length
+            not chain.at_dead_end
+            and len(chain.drafted) < chain.job.draft_length
             and room > 0
             and chain.drafted[-1] not in chain.job.stop.stop_token_ids
         )

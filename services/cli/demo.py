@@ -50,7 +50,7 @@ PAIRS = {
         flags={"model": "smollm2-135m", "drafter": "ngram"},
         prompt=f"Copy this text, but write 'rider' instead of 'outrider':\n\n{PARAGRAPH}",
         why="chosen because this drafter copies: `ngram` proposes what followed the same words before",
-        next_step="next: make run PAIR=qwen-coder (1.5 GB to download, 5 GB on disk, two real models)",
+        next_step="next: make run PAIR=qwen-coder (1.6 GB to download, 5 GB on disk, two real models)",
         max_tokens=96,
     ),
     PairName.QWEN_CODER: Pair(

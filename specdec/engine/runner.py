@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,8 +88,8 @@ class ModelRunner:
         self._pool = BlockPool(kv_blocks, page_size)
         shape = KvShape.of(model.config.get_text_config(), model.dtype)
         slots = (kv_blocks + RESERVED_BLOCKS) * page_size
-        self._kv = torch.zeros(  # [layers, 2, slots, kv_heads, head_dim]
-            shape.layers, 2, slots, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=self._device
+        self._kv = _zeros(  # [layers, 2, slots, kv_heads, head_dim]
+            (shape.layers, 2, slots, shape.kv_heads, shape.head_dim), shape.dtype, self._device
         )
         self._sequences: dict[str, _Sequence] = {}
         self.layers_called: list[int] = []
@@ -235,6 +236,14 @@ class ModelRunner:
     def check_integrity(self) -> None:
         """Raises `PoolCorrupt` if the pool's books contradict the sequences' block tables."""
         self._pool.check_integrity([sequence.blocks for sequence in self._sequences.values()])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that on a CPU take memory only where they are written: numpy leaves untouched pages to the system, torch
+    writes them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def _check_room(sequence: _Sequence, segment: Segment) -> None:

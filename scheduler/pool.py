@@ -110,7 +110,10 @@ class Pool:
             except LinkError as error:
                 # A worker that is just starting is no news; one that stays away is, once.
                 if time.monotonic() - failing_since > _QUIET_SECONDS and said != str(error):
-                    _log.warning("%s worker cannot be used: %s", worker.role.value, error)
+                    if worker.identity is None and not said:
+                        _log.info("still waiting for the %s worker at %s", worker.role.value, worker.address)
+                    else:
+                        _log.warning("%s worker cannot be used: %s", worker.role.value, error)
                     said = str(error)
                 worker.state, worker.detail = WorkerState.LOST, str(error)
             await self._notify()

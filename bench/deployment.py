@@ -24,7 +24,17 @@ class Up:
         self.client = AsyncClient("unused")
 
     async def __aenter__(self) -> Up:
-        command = [sys.executable, "-m", "services.cli.main", "up", "--grpc-port", "0", *self._arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "services.cli.main",
+            "up",
+            "--grpc-port",
+            "0",
+            "--http-port",
+            "0",
+            *self._arguments,
+        ]
         self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
         self.client = AsyncClient(await self._address(self._process))
         return self

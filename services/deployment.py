@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,21 @@ class RoleOverrides:
         )
 
 
+class Api(Enum):
+    """The two public APIs, as settings and flags name them."""
+
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Of the public APIs; free, never 0."""
+
+    grpc: int
+    http: int
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """folder: private; holds settings files and sockets. target_model, draft_model: as named by the user."""
@@ -62,6 +78,13 @@ class Deployment:
     @property
     def address(self) -> str:
         return f"{self.scheduler.grpc_host}:{self.scheduler.grpc_port}"
+
+    @property
+    def base_url(self) -> str:
+        """Of the HTTP API, as OpenAI clients want it."""
+        scheme = "https" if self.scheduler.tls_cert else "http"
+        host = self.scheduler.http_host.strip("[]")
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.scheduler.http_port}/v1"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -102,8 +125,8 @@ def private_folder() -> Path:
     raise StartError(f"the temporary folder {tempfile.gettempdir()} is too long for sockets: set TMPDIR")
 
 
-def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, grpc_port: int) -> Deployment:
-    """Settings of every process. grpc_port: free, never 0. Raises StartError if they contradict each other."""
+def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, ports: Ports) -> Deployment:
+    """Settings of every process. Raises StartError if they contradict each other."""
     shared = _shared(roles, folder)
     targets = _targets(up, roles, folder, shared)
     drafts = _drafts(up, roles, folder, shared)
@@ -116,8 +139,10 @@ def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, grpc_port: 
                 "log_level": up.settings.log_level,
                 "redis_url": roles.scheduler.settings.redis_url,
                 "redis_socket": folder / "redis.sock",
-                "grpc_host": _grpc_host(up, roles),
-                "grpc_port": grpc_port,
+                "grpc_host": requested_address(up, roles, Api.GRPC)[0],
+                "grpc_port": ports.grpc,
+                "http_host": requested_address(up, roles, Api.HTTP)[0],
+                "http_port": ports.http,
                 "targets": (*(worker.listen for worker in targets), *scheduler.targets),
                 "drafters": (*(worker.listen for worker in drafts), *scheduler.drafters),
             }
@@ -129,11 +154,14 @@ def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, grpc_port: 
     )
 
 
-def requested_address(up: Loaded[UpSettings], roles: RoleOverrides) -> tuple[str, int]:
-    """Host and port of the public API as configured; port 0: any free one."""
-    if not up.given("grpc_port") and roles.scheduler.given("grpc_port"):
-        return _grpc_host(up, roles), roles.scheduler.settings.grpc_port
-    return _grpc_host(up, roles), up.settings.grpc_port
+def requested_address(up: Loaded[UpSettings], roles: RoleOverrides, api: Api) -> tuple[str, int]:
+    """Host and port of a public API as configured; port 0: any free one."""
+
+    def setting(field: str) -> Any:
+        loaded = roles.scheduler if not up.given(field) and roles.scheduler.given(field) else up
+        return getattr(loaded.settings, field)
+
+    return setting(f"{api.value}_host"), setting(f"{api.value}_port")
 
 
 def write_settings(path: Path, settings: ServingSettings) -> None:
@@ -172,12 +200,6 @@ def _shared(roles: RoleOverrides, folder: Path) -> dict[str, Any]:
         "redis_url": scheduler.redis_url or f"unix://{folder / 'redis.sock'}",
         "log_dir": None,
     }
-
-
-def _grpc_host(up: Loaded[UpSettings], roles: RoleOverrides) -> str:
-    if not up.given("grpc_host") and roles.scheduler.given("grpc_host"):
-        return roles.scheduler.settings.grpc_host
-    return up.settings.grpc_host
 
 
 def _targets(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outrider.v1 import control_service_pb2 as control
-from services.deployment import SCHEDULER, Deployment
+from services.deployment import SCHEDULER, Api, Deployment
 from services.output import LAUNCHER, Output
 from services.start_error import ExitCode, StartError
 from services.status_probe import StatusProbe
@@ -27,14 +27,14 @@ Session = Callable[[str], Awaitable[None]]
 """What is done with a deployment that serves at this address; when it returns the deployment ends."""
 
 
-def free_port(host: str, port: int) -> int:
-    """`port` if nobody listens there, some free one if it is 0. Raises StartError."""
+def free_port(host: str, port: int, api: Api) -> int:
+    """`port` if nobody listens there, some free one if it is 0. Raises StartError that names the flag of this API."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise StartError(f"grpc_host {host!r} is no address of this machine: {error.strerror}") from error
+        raise StartError(f"{api.value}_host {host!r} is no address of this machine: {error.strerror}") from error
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -42,7 +42,8 @@ def free_port(host: str, port: int) -> int:
             probe.listen()
         except OSError as error:
             raise StartError(
-                f"port {port} on {host} is taken ({os.strerror(error.errno or 0)}): choose another one with --grpc-port"
+                f"port {port} on {host} is taken ({os.strerror(error.errno or 0)}): "
+                f"choose another one with --{api.value}-port"
             ) from error
         return int(probe.getsockname()[1])
 
@@ -108,6 +109,7 @@ class Launcher:
         await self._wait_ready(supervisor)
         supervisor.settle()
         address = self.deployment.address
+        self._output.say(LAUNCHER, f"OpenAI API at {self.deployment.base_url}")
         self._output.say(LAUNCHER, f"ready at {address} after {self._elapsed()}")
         if session is not None:
             await session(address)

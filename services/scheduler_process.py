@@ -54,12 +54,19 @@ def run_scheduler(settings: SchedulerSettings) -> int:
 
 
 async def serve_scheduler(
-    settings: SchedulerSettings, *, on_ready: OnReady | None = None, stop: asyncio.Event | None = None
+    settings: SchedulerSettings,
+    *,
+    on_ready: OnReady | None = None,
+    on_http_ready: OnReady | None = None,
+    stop: asyncio.Event | None = None,
 ) -> None:
-    """Serves until SIGTERM (or `stop`), then drains. on_ready is told the real address, once the server listens.
+    """Serves until SIGTERM (or `stop`), then drains. on_http_ready is told the URL and on_ready the real address of
+    gRPC, once both listen.
 
     Raises StartError if it cannot serve as configured.
     """
+    from services.http.process import http_server  # imported late: `outrider up` needs `refuse_exposed` alone
+
     refuse_exposed(settings)
     stop = stop or asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -70,15 +77,21 @@ async def serve_scheduler(
         scheduler = Scheduler(settings.scheduler_config(), make_links(settings), recorder)
         static = (*settings.targets, *settings.drafters)
         watcher = WorkerWatcher(url, scheduler, static=static)
-        address = await _listen(server, settings, scheduler, recorder, watcher)
+        gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check)
+        address = await _listen(server, settings, gateway, scheduler, recorder, watcher)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
+        http = http_server(settings, gateway, lambda: scheduler.ready)
+        url_of_http = await http.start()
+        stack.push_async_callback(http.close, LAST_CALLS_SECONDS)
         for part in (recorder, scheduler, watcher):
             await part.start()
             stack.push_async_callback(part.close)
         for role, addresses in ((Role.TARGET, settings.targets), (Role.DRAFT, settings.drafters)):
             for worker in addresses:
                 scheduler.add_worker(role, worker)
-        log.info("serving at %s", address)
+        log.info("serving at %s and %s", address, url_of_http)
+        if on_http_ready is not None:
+            await on_http_ready(url_of_http)
         if on_ready is not None:
             await on_ready(address)
         await _follow_readiness(server, scheduler, stop)
@@ -88,16 +101,23 @@ async def serve_scheduler(
 
 
 def refuse_exposed(settings: SchedulerSettings) -> None:
-    """Raises StartError if the API would be open to other machines with neither API key nor TLS."""
+    """Raises StartError if an API is open to other machines: gRPC with neither keys nor TLS, HTTP without keys."""
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise StartError("tls_cert and tls_key belong together: give both", ExitCode.WRONG_USE)
-    if settings.api_keys or settings.tls_cert or settings.allow_unauthenticated or is_loopback(settings.grpc_host):
+    if settings.api_keys or settings.allow_unauthenticated:
         return
-    raise StartError(
-        f"{settings.grpc_host} can be reached from other machines and nothing protects it: "
-        "set api_keys or tls_cert and tls_key, or give --allow-unauthenticated",
-        ExitCode.WRONG_USE,
-    )
+    if not settings.tls_cert and not is_loopback(settings.grpc_host):
+        raise StartError(
+            f"{settings.grpc_host} can be reached from other machines and nothing protects it: "
+            "set api_keys or tls_cert and tls_key, or give --allow-unauthenticated",
+            ExitCode.WRONG_USE,
+        )
+    if not is_loopback(settings.http_host):
+        raise StartError(
+            f"{settings.http_host} can be reached from other machines and without keys HTTP lets everyone in: "
+            "set api_keys, or give --allow-unauthenticated",
+            ExitCode.WRONG_USE,
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -137,10 +157,14 @@ async def _redis_url(settings: SchedulerSettings, stack: AsyncExitStack) -> str:
 
 
 async def _listen(
-    server: Server, settings: SchedulerSettings, scheduler: Scheduler, recorder: Metadata, watcher: WorkerWatcher
+    server: Server,
+    settings: SchedulerSettings,
+    gateway: Gateway,
+    scheduler: Scheduler,
+    recorder: Metadata,
+    watcher: WorkerWatcher,
 ) -> str:
     """Returns the real address. Raises StartError."""
-    gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check)
     generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(gateway), server.grpc)
     control = SchedulerControlServicer(
         scheduler,

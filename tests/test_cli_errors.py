@@ -53,8 +53,12 @@ def free_address() -> str:
         (["draft", "--drafter", "model"], 2, "--model"),
         (["draft", "--ngram-min", "9", "--ngram-max", "3"], 2, "ngram_min is 9"),
         (["scheduler", "--grpc-host", "0.0.0.0"], 2, "--allow-unauthenticated"),
-        (["up", "--model", "nobody", "--grpc-port", "0"], 1, "no such folder, no such named source"),
-        (["up", "--drafter", "model", "--grpc-port", "0"], 2, "--draft-model"),
+        (
+            ["up", "--model", "nobody", "--grpc-port", "0", "--http-port", "0"],
+            1,
+            "no such folder, no such named source",
+        ),
+        (["up", "--drafter", "model", "--grpc-port", "0", "--http-port", "0"], 2, "--draft-model"),
         (["up", "--config", "/nowhere.yaml"], 2, "cannot read settings file"),
         (["models", "fetch", "nobody"], 1, "no named source 'nobody'"),
         (["config", "show", "nobody"], 2, "no role 'nobody'"),
@@ -78,12 +82,13 @@ def test_no_server_is_one_line(command: list[str]) -> None:
     assert result.stdout == ""
 
 
-def test_a_taken_port_ends_the_start_with_port_and_flag() -> None:
+@pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])
+def test_a_taken_port_ends_the_start_with_port_and_flag(flag: str, other: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = outrider("up", "--grpc-port", str(port))
+        result = outrider("up", flag, str(port), other, "0")
     assert result.returncode == 1
-    assert re.fullmatch(f"error: port {port} on 127.0.0.1 is taken .*--grpc-port\n", result.stderr)
+    assert re.fullmatch(f"error: port {port} on 127.0.0.1 is taken .*{flag}\n", result.stderr)
 
 
 def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:

@@ -45,7 +45,13 @@ def folder() -> Iterator[Path]:
 
 
 def settings(folder: Path, **changes: object) -> SchedulerSettings:
-    values = {"grpc_port": 0, "secret": SECRET.decode(), "redis_socket": folder / "redis.sock", "drain_timeout": 5.0}
+    values = {
+        "grpc_port": 0,
+        "http_port": 0,
+        "secret": SECRET.decode(),
+        "redis_socket": folder / "redis.sock",
+        "drain_timeout": 5.0,
+    }
     return SchedulerSettings(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -279,7 +285,7 @@ PROGRAM = """
 import sys
 from services.settings import SchedulerSettings
 from services.scheduler_process import run_scheduler
-code = run_scheduler(SchedulerSettings(grpc_port=0, log_level="info"))
+code = run_scheduler(SchedulerSettings(grpc_port=0, http_port=0, log_level="info"))
 print("torch" in sys.modules, "transformers" in sys.modules, flush=True)
 sys.exit(code)
 """

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from services.child import ChildSpec
+from services.deployment import Api
 from services.launcher import free_port
 from services.output import Output
 from services.start_error import StartError
@@ -192,9 +193,9 @@ def test_a_taken_port_is_one_line_with_port_and_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=f"^port {port} on 127.0.0.1 is taken .*--grpc-port$"):
-            free_port("127.0.0.1", port)
-    assert free_port("127.0.0.1", port) == port
-    assert free_port("127.0.0.1", 0) > 0
+            free_port("127.0.0.1", port, Api.GRPC)
+    assert free_port("127.0.0.1", port, Api.GRPC) == port
+    assert free_port("127.0.0.1", 0, Api.HTTP) > 0
 
 
 def test_lines_carry_the_role_and_files_are_bounded(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.deployment import RoleOverrides, child_environment, plan, requested_address, write_settings
+from services.deployment import Api, Ports, RoleOverrides, child_environment, plan, requested_address, write_settings
 from services.settings import (
     DraftSettings,
     Origin,
@@ -156,7 +156,10 @@ def test_the_roles_settings_become_their_configs() -> None:
 
 def test_up_gives_each_worker_a_socket_a_name_and_one_secret(tmp_path: Path) -> None:
     deployment = plan(
-        load(UpSettings, None, {"targets": 2, "drafts": 1, "model": "m"}), RoleOverrides.read(None), tmp_path, 5
+        load(UpSettings, None, {"targets": 2, "drafts": 1, "model": "m"}),
+        RoleOverrides.read(None),
+        tmp_path,
+        Ports(5, 6),
     )
     assert [target.worker_id for target in deployment.targets] == ["target-1", "target-2"]
     assert {target.model for target in deployment.targets} == {"m"}
@@ -174,7 +177,7 @@ def test_variables_of_the_deployment_do_not_reach_a_role_by_accident(
     monkeypatch.setenv("OUTRIDER_TARGETS", "2")
     monkeypatch.setenv("OUTRIDER_SECRET", "shared")
     monkeypatch.setenv("OUTRIDER_DRAFT_MAX_WIDTH", "3")
-    deployment = plan(load(UpSettings), RoleOverrides.read(None), tmp_path, 5)
+    deployment = plan(load(UpSettings), RoleOverrides.read(None), tmp_path, Ports(5, 6))
     assert len(deployment.targets) == 2
     assert deployment.drafts[0].model is None
     assert deployment.drafts[0].max_width == 3
@@ -188,7 +191,7 @@ def test_several_models_take_turns_unless_their_threads_fit(tmp_path: Path, monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
     def turns(**flags: object) -> list[bool | None]:
-        deployment = plan(load(UpSettings, None, flags), RoleOverrides.read(None), tmp_path, 5)
+        deployment = plan(load(UpSettings, None, flags), RoleOverrides.read(None), tmp_path, Ports(5, 6))
         return [worker.cpu_turns for worker in (*deployment.targets, *deployment.drafts)]
 
     assert turns(drafter="ngram") == [False, False]
@@ -197,7 +200,7 @@ def test_several_models_take_turns_unless_their_threads_fit(tmp_path: Path, monk
 
 
 def test_a_settings_file_of_a_child_reads_back_and_is_private(tmp_path: Path) -> None:
-    deployment = plan(load(UpSettings), RoleOverrides.read(None), tmp_path, 5)
+    deployment = plan(load(UpSettings), RoleOverrides.read(None), tmp_path, Ports(5, 6))
     path = tmp_path / "target.yaml"
     write_settings(path, deployment.targets[0])
     assert load(TargetSettings, path).settings == deployment.targets[0]
@@ -206,18 +209,19 @@ def test_a_settings_file_of_a_child_reads_back_and_is_private(tmp_path: Path) ->
 
 def test_the_secret_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_SECRET", "hush-hush")
-    for child in plan(load(UpSettings), RoleOverrides.read(None), tmp_path, 5).children():
+    for child in plan(load(UpSettings), RoleOverrides.read(None), tmp_path, Ports(5, 6)).children():
         assert "hush-hush" not in " ".join(child.command)
         assert "hush-hush" not in child.environment.values()
 
 
 def test_a_model_drafter_without_a_model_is_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="--draft-model"):
-        plan(load(UpSettings, None, {"drafter": "model"}), RoleOverrides.read(None), tmp_path, 5)
+        plan(load(UpSettings, None, {"drafter": "model"}), RoleOverrides.read(None), tmp_path, Ports(5, 6))
 
 
-def test_the_port_of_the_schedulers_section_counts_unless_up_names_one(tmp_path: Path) -> None:
-    path = settings_file(tmp_path, "scheduler: {grpc_port: 7, grpc_host: localhost}")
-    assert requested_address(load(UpSettings, path), RoleOverrides.read(path)) == ("localhost", 7)
-    up = load(UpSettings, path, {"grpc_port": "8"})
-    assert requested_address(up, RoleOverrides.read(path)) == ("localhost", 8)
+@pytest.mark.parametrize("api", Api)
+def test_the_port_of_the_schedulers_section_counts_unless_up_names_one(tmp_path: Path, api: Api) -> None:
+    path = settings_file(tmp_path, f"scheduler: {{{api.value}_port: 7, {api.value}_host: localhost}}")
+    assert requested_address(load(UpSettings, path), RoleOverrides.read(path), api) == ("localhost", 7)
+    up = load(UpSettings, path, {f"{api.value}_port": "8"})
+    assert requested_address(up, RoleOverrides.read(path), api) == ("localhost", 8)

@@ -69,9 +69,9 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Ask for further prompts until Ctrl-D.")] = False,
     config: Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP, metavar="FILE")] = None,
 ) -> None:
-    """Start everything on a free port, stream one answer, show the figures, end everything."""
+    """Start everything on free ports, stream one answer, show the figures, end everything."""
     chosen = PAIRS[pair]
-    flags: Flags = {**chosen.flags, "grpc_port": "0", "log_level": "error"}
+    flags: Flags = {**chosen.flags, "grpc_port": "0", "http_port": "0", "log_level": "error"}
     session = Demonstration(chosen, keep)
     try:
         code = start(config, flags, session.run)

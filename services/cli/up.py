@@ -9,10 +9,11 @@ from typing import Any
 
 from services.cli.fetching import fetch_shown
 from services.cli.flags import Flags, settings_app
-from services.deployment import RoleOverrides, plan, private_folder, requested_address
+from services.deployment import Api, Ports, RoleOverrides, plan, private_folder, requested_address
 from services.launcher import Launcher, Session, free_port
 from services.output import Output
 from services.settings import SchedulerSettings, TargetSettings, UpSettings, load
+from services.settings.loading import Loaded
 from services.start_error import StartError
 
 SCHEDULER_FLAGS = (
@@ -40,21 +41,31 @@ def start(config: Path | None, flags: Flags, session: Session | None = None) -> 
     """Runs a deployment until it is interrupted or `session` is over. Raises SettingsError, StartError."""
     up = load(UpSettings, config, {name: value for name, value in flags.items() if name in UpSettings.model_fields})
     roles = RoleOverrides.read(config, _by_role(flags))
-    port = free_port(*requested_address(up, roles))
-    wanted = plan(up, roles, Path(), port)
+    ports = _free_ports(up, roles)
+    wanted = plan(up, roles, Path(), ports)
     _refuse_exposed(wanted.scheduler)
     for model in wanted.models:
         fetch_shown(model)
     folder = private_folder()
     output = Output(up.settings.log_dir)
     try:
-        launcher = Launcher(plan(up, roles, folder, port), output, up.settings.start_timeout)
+        launcher = Launcher(plan(up, roles, folder, ports), output, up.settings.start_timeout)
         return asyncio.run(launcher.run(session))
     except OSError as error:
         raise StartError(f"cannot start: {error}") from error
     finally:
         output.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_ports(up: Loaded[UpSettings], roles: RoleOverrides) -> Ports:
+    """Raises StartError."""
+    grpc = free_port(*requested_address(up, roles, Api.GRPC), Api.GRPC)
+    host, wanted = requested_address(up, roles, Api.HTTP)
+    http = free_port(host, wanted, Api.HTTP)
+    while wanted == 0 and http == grpc:  # chance: nobody holds the first one yet
+        http = free_port(host, wanted, Api.HTTP)
+    return Ports(grpc, http)
 
 
 def _refuse_exposed(scheduler: SchedulerSettings) -> None:

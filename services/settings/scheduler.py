@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from services.settings.base import ServingSettings, unique_name
-from services.settings.kinds import AddressList, TextList
+from services.settings.kinds import AddressList, Size, TextList
 
 if TYPE_CHECKING:
     from scheduler.config import SchedulerConfig
 
 DEFAULT_PORT = 50051
+DEFAULT_HTTP_PORT = 8000
 
 PolicyName = Literal["threshold", "fixed"]
 AcceptRuleName = Literal["invariant", "rejection", "block"]
@@ -29,13 +30,23 @@ class SchedulerSettings(ServingSettings):
     )
     grpc_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the public gRPC API.")
     grpc_port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="Port of the public gRPC API; 0: a free one.")
+    http_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the OpenAI-compatible HTTP API.")
+    http_port: int = Field(
+        DEFAULT_HTTP_PORT, ge=0, le=65535, description="Port of the OpenAI-compatible HTTP API; 0: a free one."
+    )
+    cors_origins: TextList = Field(
+        (), description="Origins whose web pages may call the HTTP API, or *; none: no web page may."
+    )
+    max_request_bytes: Size = Field(
+        32 * 2**20, ge=1024, le=2**30, description="Longest body that the HTTP API reads, e.g. 32MiB."
+    )
     redis_socket: Path | None = Field(
         None, description="Socket of the embedded redis-server, used without redis_url; none: a private one."
     )
     targets: AddressList = Field((), description="Addresses of target workers that need no discovery.")
     drafters: AddressList = Field((), description="Addresses of draft workers that need no discovery.")
     api_keys: TextList = Field(
-        (), repr=False, description="Keys of which a client must send one; none: no key is asked for."
+        (), repr=False, description="Keys of which a client must send one; none: any key does, or none."
     )
     accept_rule: AcceptRuleName = Field(
         "invariant", description="Accept rule of requests that name none: invariant, rejection or block."

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from services.settings.base import RoleSettings
-from services.settings.scheduler import DEFAULT_PORT
+from services.settings.scheduler import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from services.settings.workers import DEFAULT_MODEL, DrafterKind, Dtype
 
 
@@ -29,6 +29,10 @@ class UpSettings(RoleSettings):
     )
     grpc_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the public gRPC API.")
     grpc_port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="Port of the public gRPC API; 0: a free one.")
+    http_host: str = Field("127.0.0.1", min_length=1, description="Host or address of the OpenAI-compatible HTTP API.")
+    http_port: int = Field(
+        DEFAULT_HTTP_PORT, ge=0, le=65535, description="Port of the OpenAI-compatible HTTP API; 0: a free one."
+    )
     target_command: str | None = Field(
         None,
         min_length=1,

@@ -47,9 +47,9 @@ class Up:
     """Context manager; kills what is left at its end."""
 
     def __init__(self, *arguments: str, target: str = TARGET, draft: str = DRAFT, **more: str) -> None:
-        command = ["up", "--grpc-port", "0", "--target-command", target, "--draft-command", draft, *arguments]
+        command = ["up", "--grpc-port", "0", "--http-port", "0", "--target-command", target, "--draft-command", draft]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli.main", *command],
+            [sys.executable, "-m", "services.cli.main", *command, *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,6 +58,7 @@ class Up:
         )
         self.lines: list[str] = []
         self.address = ""
+        self.base_url = ""
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -74,7 +75,8 @@ class Up:
         self._reader.join()
 
     def wait_ready(self) -> str:
-        """The address of the gateway."""
+        """The address of the gateway; that of its HTTP API is `base_url`."""
+        self.base_url = self.wait_for(r"\[up\] .* OpenAI API at (\S+)")[1]
         line = self.wait_for(r"\[up\] .* ready at (\S+)")
         self.address = line[1]
         return self.address

@@ -1,0 +1,21 @@
+"""The HTTP API as a part of the scheduler process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.gateway import Gateway
+from services.http.app import HttpConfig, RenderMetrics, make_app
+from services.http.server import HttpServer
+from services.settings import SchedulerSettings
+
+
+def http_server(
+    settings: SchedulerSettings,
+    gateway: Gateway,
+    ready: Callable[[], bool],
+    render_metrics: RenderMetrics | None = None,
+) -> HttpServer:
+    config = HttpConfig(settings.api_keys, settings.cors_origins, settings.max_request_bytes)
+    app = make_app(gateway, config, ready=ready, render_metrics=render_metrics)
+    return HttpServer(app, settings.http_host, settings.http_port, settings.tls_cert, settings.tls_key)

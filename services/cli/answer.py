@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
-from outrider.events import TokenSource
+from outrider.events import TokenLogprobs, TokenSource
 from services.logs import use_colours
 
 COLOURS = {
@@ -62,22 +62,47 @@ class Figures:
 
 @dataclass(slots=True)
 class Answer:
-    """All of an answer, for `--json` and for comparisons."""
+    """All of one choice, for `--json` and for comparisons. logprobs: one per token if asked for."""
 
-    text: str = ""
+    index: int = 0
+    pieces: list[tuple[str, TokenSource]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    token_texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     model: str = ""
     seed: int | None = None
+    stop_text: str | None = None
     figures: Figures | None = None
 
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
     def as_dict(self) -> dict[str, Any]:
-        return {
+        values: dict[str, Any] = {
             "model": self.model,
             "text": self.text,
             "token_ids": self.token_ids,
             "seed": self.seed,
             "figures": self.figures.as_dict() if self.figures else None,
         }
+        if self.stop_text is not None:
+            values["stop_text"] = self.stop_text
+        if self.logprobs:
+            values["logprobs"] = [{"logprob": token.logprob, "top": dict(token.top)} for token in self.logprobs]
+        return values
+
+    def notes(self) -> list[str]:
+        """What is told of the answer beside its text, line by line."""
+        lines = [
+            f"{token.logprob:10.4f}  {text!r:16}  "
+            + "  ".join(f"{token_id}: {value:.4f}" for token_id, value in token.top)
+            for text, token in zip(self.token_texts, self.logprobs, strict=False)
+        ]
+        if self.figures is not None:
+            stopped = "" if self.stop_text is None else f", stopped by {self.stop_text!r}"
+            lines.append(f"{self.figures.line()}{stopped}, seed {self.seed}")
+        return [line.rstrip() for line in lines]
 
 
 class AnswerView:

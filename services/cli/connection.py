@@ -20,8 +20,8 @@ from outrider.errors import (
     ServerUnreachable,
     from_rpc,
 )
-from outrider.events import Finished, Started, Tokens, TokenSource
-from outrider.request import GenerateOptions, SpeculationMode
+from outrider.events import Event, Finished, Started, Tokens, TokenSource
+from outrider.request import GenerateOptions
 from outrider.v1 import control_service_pb2 as control
 from outrider.v1 import control_service_pb2_grpc as control_grpc
 from services.channel import ChannelConfig, ClientTls, open_channel
@@ -70,7 +70,12 @@ class Connection:
 
 
 async def ask(connection: Connection, question: Question, on_pieces: OnPieces | None = None) -> Answer:
-    """The whole answer; its pieces are told as they come. Raises StartError."""
+    """The whole answer, of one choice; its pieces are told as they come. Raises StartError."""
+    return (await ask_all(connection, question, on_pieces))[0]
+
+
+async def ask_all(connection: Connection, question: Question, on_pieces: OnPieces | None = None) -> list[Answer]:
+    """All choices, by index; pieces are told as they come. Raises StartError."""
     async with connection.client() as client:
         try:
             return await _stream(client, question, question.chat is not False, on_pieces)
@@ -98,44 +103,42 @@ async def fetch_status(connection: Connection, max_sequences: int = 0) -> contro
         await channel.close(None)
 
 
-async def _stream(client: AsyncClient, question: Question, chat: bool, on_pieces: OnPieces | None) -> Answer:
-    answer = Answer()
+async def _stream(client: AsyncClient, question: Question, chat: bool, on_pieces: OnPieces | None) -> list[Answer]:
+    answers: dict[int, Answer] = {}
     prompt, options = _options(question, chat)
     async with aclosing(client.generate(prompt, **options)) as events:
         async for event in events:
-            match event:
-                case Started():
-                    answer.model, answer.seed = event.model, event.seed
-                case Tokens():
-                    answer.text += event.text
-                    answer.token_ids += event.token_ids
-                    if on_pieces is not None:
-                        on_pieces(_pieces(event))
-                case Finished():
-                    answer.figures = _figures(event)
-    return answer
+            answer = answers.setdefault(event.index, Answer(event.index))
+            _add(answer, event)
+            if on_pieces is not None and isinstance(event, Tokens):
+                on_pieces(_pieces(event))
+    return [answers[index] for index in sorted(answers)]
+
+
+def _add(answer: Answer, event: Event) -> None:
+    match event:
+        case Started():
+            answer.model, answer.seed = event.model, event.seed
+        case Tokens():
+            answer.pieces += _pieces(event)
+            answer.token_ids += event.token_ids
+            answer.token_texts += event.pieces
+            answer.logprobs += event.logprobs
+        case Finished():
+            answer.figures, answer.stop_text = _figures(event), event.stop_text
 
 
 def _pieces(tokens: Tokens) -> Iterable[tuple[str, TokenSource]]:
-    """Text that comes without tokens was held back at the end, inside a character."""
+    """Text that comes without tokens is the echoed prompt, or was held back to the end."""
     if not tokens.pieces:
         return [(tokens.text, TokenSource.UNKNOWN)]
     return zip(tokens.pieces, tokens.sources, strict=True)
 
 
 def _options(question: Question, chat: bool) -> tuple[str | None, GenerateOptions]:
-    options: GenerateOptions = {
-        "model": question.model,
-        "max_tokens": question.max_tokens,
-        "temperature": question.temperature,
-        "top_k": question.top_k,
-        "top_p": question.top_p,
-        "min_p": question.min_p,
-        "seed": question.seed,
-        "speculation": cast(SpeculationMode, question.speculation),
-        "draft_length": question.draft_length,
-        "timeout": question.timeout,
-    }
+    names = question.__dataclass_fields__.keys() & GenerateOptions.__annotations__.keys()
+    options = cast(GenerateOptions, {name: getattr(question, name) for name in names})
+    options["choice"] = question.choice or None
     if chat:
         options["messages"] = [{"role": "user", "content": question.prompt}]
         return None, options

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """max_batch: sequences drafted together. max_draft_length, max_width: plans beyond these are trimmed."""
+    """max_batch: sequences drafted together. Plans beyond max_draft_length, max_width and max_window are trimmed."""
 
     worker_id: str
     secret: bytes = b""
     max_batch: int = 64
     max_draft_length: int = 32
     max_width: int = 8
+    max_window: int = 8
     max_sequences: int = 1024

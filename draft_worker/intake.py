@@ -97,6 +97,7 @@ class Intake:
             body.stop,
             self._trimmed(body.plan),
             self._mask(body.sampling),
+            committed_length=len(log),
         )
         self.sequences[header.sequence_id] = sequence
         sequence.order(sequence.plan, now)
@@ -109,8 +110,7 @@ class Intake:
         if place is Place.STALE:
             self._load.stale_blocks += 1
             return None
-        sequence.log.roll_back(header.base_length)
-        sequence.log.append(body.token_ids)
+        sequence.advance(header.base_length, body.token_ids)
         sequence.order(self._trimmed(body.plan), now)
         return None
 
@@ -138,6 +138,7 @@ class Intake:
             plan,
             draft_length=min(plan.draft_length, self._config.max_draft_length),
             width=min(plan.width, self._config.max_width),
+            window=min(plan.window, self._config.max_window),
         )
 
     def _wrong_token(self, token_ids: Sequence[int]) -> str | None:

@@ -13,7 +13,7 @@ from draft_worker.config import DraftConfig
 from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
 from specdec.candidates import EMPTY, CandidateTree
-from specdec.drafter import Drafter, DraftJob
+from specdec.drafter import Abandoned, Drafter, DraftJob
 from specdec.grammar import MaskFactory
 from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity
 from specdec.worker import Outgoing, Worker
@@ -58,37 +58,53 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
                 self._intake.release(sequence.sequence_id, sequence.epoch)
 
     def _due(self) -> list[DraftSequence]:
-        """Sequences whose block is due, longest waiting first."""
-        due = [(s.due_since, s) for s in self._intake.sequences.values() if s.due_since is not None]
-        due.sort(key=lambda pair: pair[0])
-        return [sequence for _, sequence in due[: self._config.max_batch]]
+        """Sequences whose next block is due: those first whose target has nothing to verify, then the longest
+        waiting."""
+        due = [(len(s.in_flight), s.due_since, s) for s in self._intake.sequences.values() if s.due_since is not None]
+        due.sort(key=lambda entry: entry[:2])
+        return [sequence for _, _, sequence in due[: self._config.max_batch]]
 
     def _draft(self, due: list[DraftSequence], outgoing: Outgoing[DraftResult]) -> None:
-        trees = self._propose([sequence.job for sequence in due])
+        started = {s.sequence_id: (s, s.log.digest, s.due_since or 0.0) for s in due}
+
+        def abandoned(sequence_id: str) -> bool:
+            """Looks for news between two tokens: what was told of other sequences is done, and a draft whose base is
+            gone need not be finished."""
+            if self._mailbox.waiting:
+                self._receive(outgoing)
+            sequence, digest, _ = started[sequence_id]
+            return self._intake.sequences.get(sequence_id) is not sequence or sequence.log.digest != digest
+
+        trees = self._propose([sequence.job for sequence in due], abandoned)
         now = time.monotonic()
         self._load.steps += 1
         self._load.largest_batch = max(self._load.largest_batch, len(due))
         for sequence, tree in zip(due, trees, strict=True):
+            if abandoned(sequence.sequence_id):
+                continue
             header = Header(sequence.sequence_id, sequence.epoch, len(sequence.log), sequence.log.digest)
             if isinstance(tree, Exception):
                 outgoing[sequence.session].append(DraftResult(header, Failure(str(tree) or repr(tree))))
                 self._drafter.release(sequence.sequence_id)
-            else:
-                self._load.tokens += len(tree)
-                block = DraftBlock(tree, now - (sequence.due_since or now))
-                outgoing[sequence.session].append(DraftResult(header, block))
-            sequence.due_since = None
+                sequence.due_since = None
+                continue
+            self._load.tokens += len(tree)
+            since = started[sequence.sequence_id][2]
+            if len(tree) or not sequence.in_flight:  # nothing to propose is news only to who waits for it
+                outgoing[sequence.session].append(DraftResult(header, DraftBlock(tree, now - since)))
+            sequence.sent(tree, now)
 
-    def _propose(self, jobs: list[DraftJob]) -> list[CandidateTree | Exception]:
+    def _propose(self, jobs: list[DraftJob], abandoned: Abandoned) -> list[CandidateTree | Exception]:
         """One tree per job. After an exception each half is tried alone, so that one bad job ends no neighbour's."""
         limit = self._drafter.context_length
         possible = [job for job in jobs if not limit or len(job.log) < limit]
         try:
-            trees = dict(zip((job.sequence_id for job in possible), self._drafter.draft(possible), strict=True))
+            drafted = self._drafter.draft(possible, abandoned)
+            trees = dict(zip((job.sequence_id for job in possible), drafted, strict=True))
             return [trees.get(job.sequence_id, EMPTY) for job in jobs]
         except Exception as error:
             if len(jobs) == 1:
                 _log.exception("drafting for %s failed", jobs[0].sequence_id)
                 return [error]
             half = len(jobs) // 2
-            return self._propose(jobs[:half]) + self._propose(jobs[half:])
+            return self._propose(jobs[:half], abandoned) + self._propose(jobs[half:], abandoned)

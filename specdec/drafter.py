@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,14 @@ class DraftJob:
     mask: TokenMask | None = None
 
 
+Abandoned = Callable[[str], bool]
+"""Whether the draft for this sequence need not be finished."""
+
+
+def never(sequence_id: str) -> bool:
+    return False
+
+
 class Drafter(Protocol):
     """A source of candidates. Called from one thread only.
 
@@ -40,8 +48,12 @@ class Drafter(Protocol):
     context_length: int
     """Tokens it can read; jobs beyond it get no candidates. 0: no limit."""
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
-        """One tree per job, in order; an empty tree where it has nothing to propose."""
+    def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
+        """One tree per job, in order, the likeliest sibling first; an empty tree where it has nothing to propose.
+
+        A drafter that takes long asks `abandoned(sequence_id)` between its tokens. Where that is true the job's log has
+        changed under it: it stops at once, and what it returns for that job is not used.
+        """
         ...
 
     def release(self, sequence_id: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from specdec.candidates import EMPTY, CandidateTree, DraftLaw
-from specdec.drafter import DraftJob
+from specdec.drafter import Abandoned, DraftJob, never
 from specdec.engine.model import LanguageModel, Segment
 from specdec.law import Law
 from specdec.log import Log
@@ -82,14 +82,14 @@ class ModelDrafter:
         self._replicas: OrderedDict[str, _Replica] = OrderedDict()  # least lately drafted first
         self._busy: set[str] = set()
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+    def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
         """Chains; where the context or the KV memory ends, shorter ones or none."""
         chains = [_Chain.of(job) for job in jobs]
         self._busy = {job.sequence_id for job in jobs}
         active = [chain for chain in chains if self._realign(chain.job)]
         while active:
             self._prefill(active)
-            active = self._extend(active)
+            active = [c for c in self._extend(active) if not abandoned(c.job.sequence_id)]
         return [chain.tree() for chain in chains]
 
     def release(self, sequence_id: str) -> None:

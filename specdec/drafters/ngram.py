@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specdec.candidates import CandidateTree, DraftLaw
-from specdec.drafter import DraftJob
+from specdec.drafter import Abandoned, DraftJob, never
 from specdec.log import Log
 from specdec.params import AcceptRule
 
@@ -28,7 +28,7 @@ class NgramDrafter:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._indexes: dict[str, _Index] = {}
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+    def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
         return [self._propose(job) for job in jobs]
 
     def release(self, sequence_id: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.candidates import EMPTY, ROOT, CandidateTree
-from specdec.drafter import Drafter, DraftJob
+from specdec.drafter import Abandoned, Drafter, DraftJob, never
 from tools.continuations import Continuation
 
 
@@ -132,7 +132,7 @@ class ScriptedDrafter:
         self.known: set[str] = set()
         self._continuation = continuation
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+    def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
         self.entered.set()
         self.gate.wait()
         if self.delay:
@@ -160,7 +160,7 @@ class FailingDrafter:
         self.num_failures = 0
         self._inner = inner
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+    def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
         if self.failing:
             self.num_failures += 1
             raise RuntimeError("planted: the drafter fails")

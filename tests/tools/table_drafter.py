@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from specdec.candidates import EMPTY, ROOT, CandidateTree, DraftLaw
-from specdec.drafter import DraftJob
+from specdec.drafter import Abandoned, DraftJob, never
 from specdec.law import Law
 from specdec.noise import Domain, uniforms
 from specdec.params import AcceptRule
@@ -54,7 +54,7 @@ class TableDrafter:
         self.context_length = context_length
         self._law = AgreeingLaw(target, agreement)
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[CandidateTree]:
+    def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
         return [self._tree(job) for job in jobs]
 
     def release(self, sequence_id: str) -> None:

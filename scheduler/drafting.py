@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.config import SchedulerConfig
 from scheduler.request import GenerationRequest
+from scheduler.tally import Tally
 from scheduler.worker import Worker
 from specdec.log import Log
 from specdec.messages import DraftAdvance, DraftItem, DraftOpen, DraftPlan, Header, Release
@@ -30,11 +32,14 @@ class _Outstanding:
 class Drafting:
     """Asks one draft worker at a time for blocks. Times are monotonic seconds."""
 
-    def __init__(self, config: SchedulerConfig, request: GenerationRequest, stop: StopConditions, log: Log) -> None:
+    def __init__(
+        self, config: SchedulerConfig, request: GenerationRequest, stop: StopConditions, log: Log, tally: Tally
+    ) -> None:
         self._config = config
         self._request = request
         self._stop = stop
         self._log = log
+        self._tally = tally
         self._told = 0
         self._draft_length = 0
         self._outstanding: _Outstanding | None = None
@@ -64,7 +69,7 @@ class Drafting:
     def attach(self, worker: Worker, sequence_id: str) -> None:
         self.worker = worker
         self._told = 0
-        self._outstanding = None
+        self._settle()
         worker.sequences.add(sequence_id)
 
     def detach(self, sequence_id: str, header: Callable[[int], Header]) -> None:
@@ -74,12 +79,12 @@ class Drafting:
         self.worker.sequences.discard(sequence_id)
         self.worker.send(DraftItem(header(len(self._log)), Release()))
         self.worker = None
-        self._outstanding = None
+        self._settle()
 
     def restart(self) -> None:
         """The worker holds no sequence of this epoch any more: open it with the next block."""
         self._told = 0
-        self._outstanding = None
+        self._settle()
 
     def ask(self, plan: DraftPlan, header: Callable[[int], Header], now: float) -> None:
         """Tells the worker what was committed since, and asks for a block that continues the log."""
@@ -104,14 +109,20 @@ class Drafting:
     def tell_from(self, length: int) -> None:
         """The worker's log has `length` tokens only."""
         self._told = min(length, self._told)
-        self._outstanding = None
+        self._settle()
 
     def arrived(self, now: float) -> None:
         """The outstanding block is here."""
         if self._outstanding is not None and self.worker is not None and not self._outstanding.opening:
             self.worker.record_draft(now - self._outstanding.asked_at, self._draft_length)
-        self._outstanding = None
+        self._settle()
 
     def give_up_waiting(self) -> None:
         """The block is late: it may still come, but nobody waits for it."""
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nobody waits for the outstanding block any more."""
+        if self._outstanding is not None:
+            self._tally.waited_for_draft(time.monotonic() - self._outstanding.asked_at)
         self._outstanding = None

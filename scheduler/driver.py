@@ -14,11 +14,13 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
+from scheduler.counters import Counters
 from scheduler.drafting import Drafting
 from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, SequenceFailed, Unavailable
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
-from scheduler.request import Event, Finished, GenerationRequest, Speculation, SpeculationSummary, Started, Tokens
+from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started, Tokens
+from scheduler.tally import Tally
 from scheduler.verifying import Verifying
 from scheduler.worker import AnyResult, Worker
 from specdec.candidates import EMPTY, InvalidCandidates
@@ -61,26 +63,33 @@ class Driver:
         log: Log,
         stop: StopConditions,
         policy: DraftLengthPolicy,
+        counters: Counters,
     ) -> None:
         self._config = config
         self._pool = pool
         self._recorder = recorder
-        self._request = request
+        self.request = request
         self._policy = policy
         self._started_at = time.monotonic()
         self._deadline = math.inf if request.timeout is None else self._started_at + request.timeout
         self._inbox: asyncio.Queue[_Message] = asyncio.Queue()
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
-        self._drafting = Drafting(config, request, stop, log)
+        self.tally = Tally(counters)
+        self._drafting = Drafting(config, request, stop, log, self.tally)
         self._placing_since: float | None = None
         self._pending_events: list[Event] = []
         self._finish_reason: FinishReason | None = None
         self._first_token_at = 0.0
         self.sequence_id = sequence_id
         self.log = log
+        self.stop = stop
         self.prompt_length = stop.prompt_length
-        self.summary = SpeculationSummary()
         self.refused_results = 0
+
+    @property
+    def target(self) -> Worker | None:
+        """Where the sequence is open."""
+        return self._verifying.worker
 
     def deliver(self, worker: Worker, result: AnyResult) -> None:
         """A worker's result for this sequence."""
@@ -100,7 +109,7 @@ class Driver:
             self.sequence_id,
             verifying.epoch.number,
             verifying.epoch.owner,
-            self._request.model,
+            self.request.model,
             self.prompt_length,
             len(self.log),
             verifying.worker.name if verifying.worker else "",
@@ -112,7 +121,7 @@ class Driver:
         """Started, Tokens..., Finished. Raises a RequestError instead of Finished."""
         try:
             await self._place(avoid=None)
-            yield Started(self.sequence_id, self._request.model, self._request.sampling.seed, self.prompt_length)
+            yield Started(self.sequence_id, self.request.model, self.request.sampling.seed, self.prompt_length)
             while self._finish_reason is None:
                 await self._next()
                 pending, self._pending_events = self._pending_events, []
@@ -145,7 +154,7 @@ class Driver:
 
     async def _passed(self, now: float) -> None:
         if now >= self._deadline:
-            raise DeadlineExceeded(f"the request's deadline of {self._request.timeout:g} s passed")
+            raise DeadlineExceeded(f"the request's deadline of {self.request.timeout:g} s passed")
         if now >= self._verifying.lost_at:
             await self._fail_over(f"no progress for {self._config.round_timeout:g} s", avoid=True)
         elif now >= self._drafting.due_at:
@@ -157,15 +166,15 @@ class Driver:
     async def _place(self, avoid: Worker | None) -> None:
         """Opens the log on a live target under a new epoch, waiting for one as long as admission allows."""
         since = self._placing_since = self._placing_since or time.monotonic()
-        target = self._pool.place_target(self._request.model, avoid)
+        target = self._pool.place_target(self.request.model, avoid)
         while target is None:
             left = min(since + self._config.admission_timeout, self._deadline) - time.monotonic()
             if left <= 0:
                 if time.monotonic() >= self._deadline:
-                    raise DeadlineExceeded(f"the request's deadline of {self._request.timeout:g} s passed")
+                    raise DeadlineExceeded(f"the request's deadline of {self.request.timeout:g} s passed")
                 raise Unavailable(f"no live target worker within {self._config.admission_timeout:g} s")
             await self._pool.wait_for_change(min(left, 0.5))
-            target = self._pool.place_target(self._request.model, avoid)
+            target = self._pool.place_target(self.request.model, avoid)
         now = time.monotonic()
         self._verifying.raise_epoch()
         self._choose_drafter(target, now)
@@ -182,7 +191,7 @@ class Driver:
         name = worker.name if worker else "?"
         _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause)
         self._verifying.leave(time.monotonic())
-        self.summary.num_failovers += 1
+        self.tally.fail_over()
         await self._place(worker if avoid else None)
 
     async def _worker_lost(self, worker: Worker) -> None:
@@ -201,7 +210,7 @@ class Driver:
         if isinstance(body, Committed):
             await self._committed(header, body)
         elif isinstance(body, StaleBlock):
-            self.summary.num_stale_blocks += 1
+            self.tally.stale_block()
         elif isinstance(body, Refusal):
             await self._refused(body)
         elif isinstance(body, Failure):
@@ -249,13 +258,14 @@ class Driver:
 
     def _watched(self, body: Committed) -> Committed:
         """Cut where the text ends, if it ends here; what the target committed beyond is dropped."""
-        watcher = self._request.watcher
+        watcher = self.request.watcher
         kept = watcher.ends_after(body.token_ids) if watcher else None
         return body if kept is None else replace(body.part(0, kept), finish_reason=FinishReason.STOP)
 
     def _append(self, body: Committed) -> None:
         position = len(self.log) - self.prompt_length
         self.log.append(body.token_ids)
+        self.tally.streamed(len(body.token_ids))
         self._placing_since = None
         self._first_token_at = self._first_token_at or time.monotonic()
         if not body.repeated_answer:
@@ -266,7 +276,7 @@ class Driver:
         )
 
     def _observe(self, body: Committed) -> None:
-        accepted = self.summary.count(body)
+        accepted = self.tally.step(body)
         if body.num_draft_tokens:
             self._policy.observe_round(body.draft_length, accepted)
         else:
@@ -293,7 +303,7 @@ class Driver:
             return 0
         wanted = self._policy.draft_length()
         if wanted == 0 and not self._verifying.plain:
-            self._fall_back("low_acceptance")
+            self.tally.fall_back("low_acceptance")
         return wanted
 
     def _ask(self, draft_length: int, now: float) -> None:
@@ -301,7 +311,7 @@ class Driver:
 
     def _choose_drafter(self, target: Worker, now: float) -> None:
         """Attaches the least loaded drafter that fits, if speculation is wanted at all."""
-        if self._request.speculation is Speculation.OFF or self._drafting.worker is not None:
+        if self.request.speculation is Speculation.OFF or self._drafting.worker is not None:
             return
         drafter = self._pool.place_drafter(target)
         if drafter is not None:
@@ -331,7 +341,7 @@ class Driver:
     def _block_arrived(self, header: Header, block: DraftBlock, now: float) -> None:
         """Forwards candidates to the target, which walks them down whatever it committed meanwhile."""
         if self.log.place(header.base_length, header.prefix_digest) is not Place.HERE:
-            self.summary.num_stale_blocks += 1  # and what was asked for is still due
+            self.tally.stale_block()  # and what was asked for is still due
             return
         self._drafting.arrived(now)
         target = self._verifying.worker
@@ -355,11 +365,8 @@ class Driver:
             if worker.record_failure(now, config.suspend_after_failures, config.failure_window, config.suspend_time):
                 worker.detail = f"left alone for {config.suspend_time:g} s: its drafts were {reason}"
                 _log.warning("draft worker %s is %s", worker.name, worker.detail)
-        self._fall_back(reason)
+        self.tally.fall_back(reason)
         self._verifying.step_plainly(now)
-
-    def _fall_back(self, reason: str) -> None:
-        self.summary.fallbacks[reason] = self.summary.fallbacks.get(reason, 0) + 1
 
     def _leave_drafter(self) -> None:
         self._drafting.detach(self.sequence_id, self._draft_header(time.monotonic()))
@@ -374,7 +381,7 @@ class Driver:
             finish_reason,
             self.prompt_length,
             len(self.log) - self.prompt_length,
-            self.summary,
+            self.tally.summary,
             time.monotonic() - self._started_at,
             self._first_token_at - self._started_at,
         )

@@ -8,14 +8,16 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler.audit import NO_AUDIT, AuditConfig, Auditor, Sink, ignore, root_of
 from scheduler.config import Policy, SchedulerConfig
+from scheduler.counters import NO_COUNTERS, Counters
 from scheduler.driver import Driver
 from scheduler.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from scheduler.links import LinkError, LinkFactory, Recorder, SequenceRecord, TargetLink
 from scheduler.pool import Pool
-from scheduler.request import Event, GenerationRequest, Speculation
+from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started
+from scheduler.tally import RequestTimes
 from scheduler.worker import AnyResult, Worker, WorkerState
-from specdec import digest
 from specdec.draft_length import DraftLengthPolicy, FixedPolicy, ThresholdPolicy
 from specdec.log import Log
 from specdec.messages import Identity, Load, Role, TokenizerBundle
@@ -35,10 +37,20 @@ class WorkerView:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, make_link: LinkFactory, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        make_link: LinkFactory,
+        recorder: Recorder,
+        counters: Counters = NO_COUNTERS,
+        audit: AuditConfig = NO_AUDIT,
+        on_mismatch: Sink = ignore,
+    ) -> None:
         self._config = config
         self._recorder = recorder
+        self._counters = counters
         self._pool = Pool(config, make_link, self._deliver, self._lost)
+        self._auditor = Auditor(audit, config, self._pool, counters, on_mismatch)
         self._drivers: dict[str, Driver] = {}
         self._draining = False
         self._idle = asyncio.Event()
@@ -47,7 +59,7 @@ class Scheduler:
         """Results that came from a worker which had lost the sequence, or under an old epoch."""
 
     async def start(self) -> None:
-        """Nothing to do before workers are added; here so that the life of every part reads the same."""
+        self._auditor.start()
 
     def add_worker(self, role: Role, address: str) -> None:
         """From discovery or a static list: connects in the background and keeps trying. Known addresses are ignored."""
@@ -59,19 +71,22 @@ class Scheduler:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Started, Tokens..., Finished; or raises a RequestError. Closing the iterator cancels the sequence."""
-        driver = self._admit(request)
-        self._drivers[driver.sequence_id] = driver
-        self._idle.clear()
-        events = driver.events()
-        try:
-            async for event in events:
-                yield event
-        finally:
-            await events.aclose()
-            self.refused_results += driver.refused_results
-            del self._drivers[driver.sequence_id]
-            if not self._drivers:
-                self._idle.set()
+        with RequestTimes(self._counters) as times:
+            driver = self._admit(request)
+            self._drivers[driver.sequence_id] = driver
+            self._idle.clear()
+            events = driver.events()
+            try:
+                async for event in events:
+                    times.saw(event)
+                    self._audit(driver, event)
+                    yield event
+            finally:
+                await events.aclose()
+                self.refused_results += driver.refused_results
+                del self._drivers[driver.sequence_id]
+                if not self._drivers:
+                    self._idle.set()
 
     @property
     def ready(self) -> bool:
@@ -107,6 +122,7 @@ class Scheduler:
     async def drain(self, timeout: float) -> None:
         """Takes no new sequences (they are refused with Unavailable) and waits for the running ones."""
         self._draining = True
+        await self._auditor.close()
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -118,6 +134,7 @@ class Scheduler:
         self._draining = True
         for driver in self._drivers.values():
             driver.end(Unavailable("this scheduler has ended"))
+        await self._auditor.close()
         await self._pool.close()
 
     def _deliver(self, worker: Worker, results: Sequence[AnyResult]) -> None:
@@ -125,8 +142,19 @@ class Scheduler:
             driver = self._drivers.get(result.header.sequence_id)
             if driver is not None:
                 driver.deliver(worker, result)
+            else:
+                self._auditor.deliver(worker, result)
+
+    def _audit(self, driver: Driver, event: Event) -> None:
+        if isinstance(event, Started) and driver.target is not None:
+            self._auditor.make_way(driver.target)
+        elif isinstance(event, Finished):
+            answer = tuple(driver.log.since(driver.prompt_length))
+            name = driver.target.name if driver.target else ""
+            self._auditor.consider(driver.sequence_id, driver.request, driver.stop, answer, event, name)
 
     def _lost(self, worker: Worker) -> None:
+        self._auditor.make_way(worker)
         for sequence_id in list(worker.sequences):
             driver = self._drivers.get(sequence_id)
             if driver is not None:
@@ -168,10 +196,7 @@ class Scheduler:
         identity = self._model(request.model)
         request = replace(request, model=identity.model_name)
         stop = _stop_conditions(request, identity)
-        root = digest.root_digest(
-            self._config.secret, f"{identity.model_name}:{identity.vocabulary_sha256}:{identity.dtype}"
-        )
-        log = Log(root, request.token_ids, self._config.secret)
+        log = Log(root_of(identity, self._config.secret), request.token_ids, self._config.secret)
         return Driver(
             self._config,
             self._pool,
@@ -181,6 +206,7 @@ class Scheduler:
             log,
             stop,
             self._policy(request),
+            self._counters,
         )
 
     def _policy(self, request: GenerationRequest) -> DraftLengthPolicy:

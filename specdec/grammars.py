@@ -4,7 +4,7 @@ A mask is a function of the answer alone. The matcher inside remembers the answe
 to what the next one has in common with it, so rows of a tree, a rejection, a retry, a preemption and a resume elsewhere
 are one mechanism, and none of them can leave a token behind.
 
-Nothing here is safe to call from two threads at once.
+`check` may be called from any thread, all else from one thread at a time.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def _compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     probe = matcher.deep_copy()
     probe.compute_bitmask()
     if probe.is_error():
-        dead_end = probe.stop_reason().startswith("NoExtension")
-        raise InvalidGrammar("no text matches it" if dead_end else _one_line(probe.get_error(), grammar.kind))
+        problem = _one_line(probe.get_error(), grammar.kind)
+        raise InvalidGrammar("no text matches it" if problem.startswith("NoExtension") else problem)
     return matcher
 
 

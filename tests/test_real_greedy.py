@@ -96,9 +96,9 @@ def spec_bench(data: Path) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_spec_bench_prompts(spec_bench: Path, dtype: str, smollm2: Path, stock: StockModel) -> None:
-    """50 prompts cut to 256 tokens, 64 tokens each; every prompt in every fourth cell."""
+    """50 prompts cut to 256 tokens, 64 tokens each."""
     prompts = spec_bench_prompts(smollm2, spec_bench, count=50, max_tokens=256)
-    grid = asyncio.run(run_grid(real_runner(smollm2, dtype), prompts, tokens=64, share=4))
+    grid = asyncio.run(run_grid(real_runner(smollm2, dtype), prompts, tokens=64, share=2 * SHARE[dtype]))
     print(f"{grid.num_tokens} tokens in {len(grid.runs)} cells, largest batch {grid.largest_batch}")
     _check(grid)
     assert all(_other_branches(grid, f"tree-{width}") >= 20 for width in (2, 3, 4))

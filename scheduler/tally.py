@@ -1,0 +1,96 @@
+"""Counting: what happens to one sequence goes into its own summary and into the process's counters, in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+
+from scheduler import counters as metrics
+from scheduler.counters import Counters, position_label
+from scheduler.request import Event, Finished, SpeculationSummary, Started, Tokens
+from specdec.messages import Committed
+
+
+class Tally:
+    """Of one sequence."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.summary = SpeculationSummary()
+
+    def step(self, committed: Committed) -> int:
+        """One step of the target, told for the first time. Returns how many candidates were accepted."""
+        accepted = self.summary.count(committed)
+        add = self._counters.add
+        add(metrics.MODE, 1, "speculative" if committed.num_draft_tokens else "plain")
+        if committed.num_draft_tokens:
+            add(metrics.NUM_DRAFTS)
+            add(metrics.NUM_DRAFT_TOKENS, committed.num_draft_tokens)
+            add(metrics.NUM_ACCEPTED_TOKENS, accepted)
+        for depth in range(accepted):
+            add(metrics.NUM_ACCEPTED_TOKENS_PER_POS, 1, position_label(depth))
+        return accepted
+
+    def streamed(self, tokens: int) -> None:
+        self._counters.add(metrics.GENERATION_TOKENS, tokens)
+
+    def stale_block(self) -> None:
+        self.summary.num_stale_blocks += 1
+        self._counters.add(metrics.STALE_BLOCKS)
+
+    def fall_back(self, reason: str) -> None:
+        self.summary.fallbacks[reason] = self.summary.fallbacks.get(reason, 0) + 1
+        self._counters.add(metrics.FALLBACK, 1, reason)
+
+    def fail_over(self) -> None:
+        self.summary.num_failovers += 1
+        self._counters.add(metrics.FAILOVERS)
+
+    def waited_for_draft(self, seconds: float) -> None:
+        self._counters.add(metrics.DRAFT_WAIT, seconds)
+
+
+class RequestTimes:
+    """Context manager around one choice from its arrival to its end, whatever ends it. Sees its events as they pass."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._arrived_at = time.monotonic()
+        self._first_at: float | None = None
+        self._first_count = 0
+        self._model = ""
+        self._ended = False
+
+    def __enter__(self) -> RequestTimes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ended:
+            return
+        cancelled = isinstance(error, (GeneratorExit, asyncio.CancelledError))
+        self._end("cancelled" if cancelled or kind is None else kind.__name__)
+
+    def saw(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._model = event.model
+        elif isinstance(event, Tokens) and self._first_at is None:
+            self._first_at = time.monotonic()
+            self._first_count = len(event.token_ids)
+            self._counters.observe(metrics.TIME_TO_FIRST_TOKEN, self._first_at - self._arrived_at, self._model)
+        elif isinstance(event, Finished):
+            self._finished(event.completion_tokens)
+
+    def _finished(self, completion_tokens: int) -> None:
+        later = completion_tokens - self._first_count
+        if self._first_at is not None and later > 0:
+            per_token = (time.monotonic() - self._first_at) / later
+            self._counters.observe(metrics.TIME_PER_OUTPUT_TOKEN, per_token, self._model)
+        self._end("")
+
+    def _end(self, error_type: str) -> None:
+        self._ended = True
+        duration = time.monotonic() - self._arrived_at
+        self._counters.observe(metrics.REQUEST_DURATION, duration, self._model, error_type)

@@ -27,6 +27,7 @@ class SchedulerConfig:
     draft_length: int = 5
     max_draft_length: int = 16
     width: int = 1
+    window: int = 1
     off_below: float = 0.2
     acceptance_window: int = 8
     probe_after_tokens: int = 32

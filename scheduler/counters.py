@@ -67,6 +67,10 @@ NUM_ACCEPTED_TOKENS_PER_POS = Metric(
 STALE_BLOCKS = Metric(
     "outrider.spec_decode.stale_blocks", "Blocks whose base was not on the log, dropped by scheduler or target."
 )
+AHEAD_HITS = Metric(
+    "outrider.spec_decode.ahead_hits", "Blocks drafted before the block they extend was verified, on the way it took."
+)
+AHEAD_MISSES = Metric("outrider.spec_decode.ahead_misses", "Blocks drafted ahead on a way that the log did not take.")
 FALLBACK = Metric(
     "outrider.spec_decode.fallback",
     "Times that a sequence left speculation, by reason.",
@@ -135,6 +139,8 @@ METRICS = (
     NUM_ACCEPTED_TOKENS,
     NUM_ACCEPTED_TOKENS_PER_POS,
     STALE_BLOCKS,
+    AHEAD_HITS,
+    AHEAD_MISSES,
     FALLBACK,
     MODE,
     DRAFT_WAIT,

@@ -86,8 +86,9 @@ class Drafting:
         self._told = 0
         self._settle()
 
-    def ask(self, plan: DraftPlan, header: Callable[[int], Header], now: float) -> None:
-        """Tells the worker what was committed since, and asks for a block that continues the log."""
+    def ask(self, plan: DraftPlan, header: Callable[[int], Header], now: float, waits: bool = True) -> None:
+        """Tells the worker what was committed since, and asks for blocks that continue the log. waits: the target has
+        nothing to verify until one comes."""
         if self.worker is None:
             return
         self._draft_length = plan.draft_length
@@ -103,7 +104,7 @@ class Drafting:
             body = DraftAdvance(tuple(self._log.since(base)), plan)
         self.worker.send(DraftItem(header(base), body))
         self._told = len(self._log)
-        if self._outstanding is None:
+        if waits and self._outstanding is None:
             self._outstanding = _Outstanding(now, now + patience, opening)
 
     def tell_from(self, length: int) -> None:

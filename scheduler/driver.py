@@ -17,13 +17,14 @@ from scheduler.config import SchedulerConfig
 from scheduler.counters import Counters
 from scheduler.drafting import Drafting
 from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, SequenceFailed, Unavailable
+from scheduler.in_flight import InFlight
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started, Tokens
 from scheduler.tally import Tally
 from scheduler.verifying import Verifying
 from scheduler.worker import AnyResult, Worker
-from specdec.candidates import EMPTY, InvalidCandidates
+from specdec.candidates import CandidateTree, InvalidCandidates
 from specdec.commit import FinishReason
 from specdec.draft_length import DraftLengthPolicy
 from specdec.grammar import GRAMMAR_REFUSED
@@ -41,7 +42,7 @@ from specdec.messages import (
     StaleBlock,
     TargetResult,
 )
-from specdec.params import StopConditions
+from specdec.params import AcceptRule, StopConditions
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Driver:
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
         self.tally = Tally(counters)
         self._drafting = Drafting(config, request, stop, log, self.tally)
+        self._in_flight = InFlight(log)
         self._placing_since: float | None = None
         self._pending_events: list[Event] = []
         self._finish_reason: FinishReason | None = None
@@ -179,6 +181,7 @@ class Driver:
         self._verifying.raise_epoch()
         self._choose_drafter(target, now)
         draft_length = self._draft_length(now)
+        self._in_flight.clear()
         self._drafting.restart()
         self._verifying.open(target, self._drafting.patience() if draft_length else 0.0, now)
         if draft_length:
@@ -240,7 +243,7 @@ class Driver:
         place = self.log.place(header.base_length, header.prefix_digest)
         if place is Place.BEYOND:  # an earlier answer is missing: have it told again
             now = time.monotonic()
-            self._verifying.verify(len(self.log), EMPTY, self._drafting.patience(), now)
+            self._verifying.step(self._drafting.patience(), now)
             return
         known = len(self.log) - header.base_length
         told_twice = tuple(self.log.since(header.base_length)[: len(body.token_ids)])
@@ -266,6 +269,7 @@ class Driver:
         position = len(self.log) - self.prompt_length
         self.log.append(body.token_ids)
         self.tally.streamed(len(body.token_ids))
+        self.tally.ahead(self._in_flight.log_grew())
         self._placing_since = None
         self._first_token_at = self._first_token_at or time.monotonic()
         if not body.repeated_answer:
@@ -292,7 +296,7 @@ class Driver:
         if not draft_length:
             self._verifying.step_plainly(now)
         elif self._verifying.plain:
-            self._verifying.verify(len(self.log), EMPTY, self._drafting.patience(), now)
+            self._verifying.step(self._drafting.patience(), now)
         else:
             self._ask(draft_length, now)
 
@@ -307,7 +311,8 @@ class Driver:
         return wanted
 
     def _ask(self, draft_length: int, now: float) -> None:
-        self._drafting.ask(DraftPlan(draft_length, self._config.width), self._draft_header(now), now)
+        plan = DraftPlan(draft_length, self._config.width, self._config.window)
+        self._drafting.ask(plan, self._draft_header(now), now, waits=not self._in_flight.covers)
 
     def _choose_drafter(self, target: Worker, now: float) -> None:
         """Attaches the least loaded drafter that fits, if speculation is wanted at all."""
@@ -339,14 +344,16 @@ class Driver:
             self._draft_failed("failed", worker)
 
     def _block_arrived(self, header: Header, block: DraftBlock, now: float) -> None:
-        """Forwards candidates to the target, which walks them down whatever it committed meanwhile."""
-        if self.log.place(header.base_length, header.prefix_digest) is not Place.HERE:
+        """Forwards candidates to the target, which walks them down whatever it committed meanwhile, or holds them until
+        its log is that long."""
+        place = self.log.place(header.base_length, header.prefix_digest)
+        if place is Place.STALE or (place is Place.BEYOND and self._config.window == 1):
             self.tally.stale_block()  # and what was asked for is still due
             return
-        self._drafting.arrived(now)
-        target = self._verifying.worker
+        if place is Place.HERE:
+            self._drafting.arrived(now)
         try:
-            block.candidates.validate(target.identity.vocabulary_size if target and target.identity else 0)
+            self._check(block.candidates)
         except InvalidCandidates as error:
             _log.warning("sequence %s: bad block from the draft worker: %s", self.sequence_id, error)
             self._draft_failed("failed", self._drafting.worker)
@@ -354,7 +361,22 @@ class Driver:
         if not len(block.candidates) and header.base_length < len(self.log):
             return
         patience = 0.0 if self._verifying.plain else self._drafting.patience()
-        self._verifying.verify(header.base_length, block.candidates, patience, now)
+        base = replace(
+            self._verifying.header(0, now), base_length=header.base_length, prefix_digest=header.prefix_digest
+        )
+        self._verifying.verify(base, block.candidates, patience, now)
+        if len(block.candidates):
+            self._in_flight.forwarded(header.base_length, header.prefix_digest, block.candidates)
+
+    def _check(self, candidates: CandidateTree) -> None:
+        """Raises InvalidCandidates for what the target would refuse: a drafter must not end a request."""
+        target, rule = self._verifying.worker, self.request.sampling.accept_rule
+        vocabulary_size = target.identity.vocabulary_size if target and target.identity else 0
+        candidates.validate(vocabulary_size)
+        if rule is not AcceptRule.INVARIANT:
+            candidates.validate_laws(vocabulary_size)
+        if rule is AcceptRule.BLOCK and not candidates.is_chain:
+            raise InvalidCandidates("candidates: the accept rule `block` takes chains only")
 
     def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:
         """No block will come for this round: the target goes on plainly. Failing twice leaves the worker alone."""

@@ -87,6 +87,8 @@ class SpeculationSummary:
     accepted_per_step: list[int] = field(default_factory=list)
     num_failovers: int = 0
     num_stale_blocks: int = 0
+    num_ahead_hits: int = 0
+    num_ahead_misses: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
 
     def count(self, committed: Committed) -> int:

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from scheduler import counters as metrics
 from scheduler.counters import Counters, position_label
+from scheduler.in_flight import Outcome
 from scheduler.request import Event, Finished, SpeculationSummary, Started, Tokens
 from specdec.messages import Committed
 
@@ -38,6 +39,13 @@ class Tally:
     def stale_block(self) -> None:
         self.summary.num_stale_blocks += 1
         self._counters.add(metrics.STALE_BLOCKS)
+
+    def ahead(self, outcome: Outcome) -> None:
+        self.summary.num_ahead_hits += outcome.hits
+        self.summary.num_ahead_misses += outcome.misses
+        for metric, count in ((metrics.AHEAD_HITS, outcome.hits), (metrics.AHEAD_MISSES, outcome.misses)):
+            if count:
+                self._counters.add(metric, count)
 
     def fall_back(self, reason: str) -> None:
         self.summary.fallbacks[reason] = self.summary.fallbacks.get(reason, 0) + 1

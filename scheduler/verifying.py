@@ -83,16 +83,22 @@ class Verifying:
         worker.send(TargetItem(self.header(len(self._log), now), body))
         self._busy_since = now
 
-    def verify(self, base_length: int, candidates: CandidateTree, patience: float, now: float) -> None:
-        """Candidates behind `base_length`, which may lie behind the target's own log by now."""
-        self._send(base_length, VerifyBlock(candidates, self._grant(patience)), now)
+    def verify(self, header: Header, candidates: CandidateTree, patience: float, now: float) -> None:
+        """Candidates behind the header's base, which may lie behind the target's own log by now, or ahead of it."""
+        if self.worker is not None:
+            self.worker.send(TargetItem(header, VerifyBlock(candidates, self._grant(patience))))
+            self._busy_since = now
+
+    def step(self, patience: float, now: float) -> None:
+        """A plain step on top of the log, and then blocks are waited for."""
+        self.verify(self.header(len(self._log), now), EMPTY, patience, now)
 
     def step_plainly(self, now: float) -> None:
         """Lets the target go on by itself; says so only when the grant runs short, so that plain costs no message per
         token."""
         short = self._granted_until - len(self._log) <= self._grant_tokens // 2
         if not self.plain or (short and self._granted_until < self._stop.max_length):
-            self.verify(len(self._log), EMPTY, 0.0, now)
+            self.step(0.0, now)
 
     def leave(self, now: float) -> None:
         """Releases the sequence, best effort: a target that does not hear it loses it with the stream or the epoch."""
@@ -113,8 +119,3 @@ class Verifying:
         """Short while the text may end the answer: what the target decodes beyond is wasted."""
         watched = self._request.watcher is not None
         return min(self._config.grant_tokens, _WATCHED_GRANT_TOKENS) if watched else self._config.grant_tokens
-
-    def _send(self, base_length: int, body: VerifyBlock, now: float) -> None:
-        if self.worker is not None:
-            self.worker.send(TargetItem(self.header(base_length, now), body))
-            self._busy_since = now

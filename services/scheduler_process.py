@@ -14,9 +14,11 @@ from contextlib import AsyncExitStack
 from outrider.v1 import control_service_pb2_grpc as control_grpc
 from outrider.v1 import generation_service_pb2_grpc as generation_grpc
 from outrider.version import __version__
+from scheduler.audit import ignore
 from scheduler.links import AnyLink, LinkFactory, SequenceRecord
 from scheduler.scheduler import Scheduler
-from services import control_servicer, generation_servicer, grammar_check, logs
+from services import control_servicer, generation_servicer, grammar_check, logs, metrics
+from services.audit_files import AuditFolder
 from services.channel import ChannelConfig, ClientTls
 from services.codec_control import SequenceView
 from services.control_servicer import SchedulerControlServicer
@@ -74,13 +76,13 @@ async def serve_scheduler(
         server = _server(settings)
         url = await _redis_url(settings, stack)
         recorder = RedisRecorder(url)
-        scheduler = Scheduler(settings.scheduler_config(), make_links(settings), recorder)
+        scheduler = _scheduler(settings, recorder)
         static = (*settings.targets, *settings.drafters)
         watcher = WorkerWatcher(url, scheduler, static=static)
         gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check)
         address = await _listen(server, settings, gateway, scheduler, recorder, watcher)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
-        http = http_server(settings, gateway, lambda: scheduler.ready)
+        http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render)
         url_of_http = await http.start()
         stack.push_async_callback(http.close, LAST_CALLS_SECONDS)
         for part in (recorder, scheduler, watcher):
@@ -126,6 +128,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _scheduler(settings: SchedulerSettings, recorder: Metadata) -> Scheduler:
+    return Scheduler(
+        settings.scheduler_config(),
+        make_links(settings),
+        recorder,
+        metrics.process_metrics(),
+        settings.audit_config(),
+        AuditFolder(settings.audit_dir) if settings.audit_dir else ignore,
+    )
 
 
 def make_links(settings: SchedulerSettings) -> LinkFactory:

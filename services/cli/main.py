@@ -31,6 +31,7 @@ COMMANDS = {
     "demo": LazyCommand("services.cli.demo", "Start everything, stream one answer, show the figures, end."),
     "generate": LazyCommand("services.cli.generate", "Ask a running deployment for text."),
     "status": LazyCommand("services.cli.status", "Show workers, leases and load of a running deployment."),
+    "replay": LazyCommand("services.cli.replay", "Decode an answer that the audit found wrong again."),
     "models": LazyCommand("services.cli.models", "List, fetch and remove named models."),
     "config": LazyCommand("services.cli.config", "Show the effective settings and where each came from."),
     "scheduler": LazyCommand("services.cli.scheduler", "Run the scheduler and gateway alone, for containers."),

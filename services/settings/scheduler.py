@@ -11,6 +11,7 @@ from services.settings.base import ServingSettings, unique_name
 from services.settings.kinds import AddressList, Size, TextList
 
 if TYPE_CHECKING:
+    from scheduler.audit import AuditConfig
     from scheduler.config import SchedulerConfig
 
 DEFAULT_PORT = 50051
@@ -63,6 +64,22 @@ class SchedulerSettings(ServingSettings):
     grant_tokens: int = Field(64, ge=1, le=65536, description="Tokens that a target may decode unasked.")
     admission_timeout: float = Field(30.0, ge=0, le=3600, description="Seconds that a request may wait for room.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences served at once.")
+
+    audit_share: float = Field(
+        0.01, ge=0, le=1, description="Share of finished answers that is decoded again plainly when idle, to compare."
+    )
+    audit_noise: float = Field(
+        0.0, ge=0, le=100, description="Numeric noise of the targets: a token that won by less is a near-tie."
+    )
+    audit_dir: Path | None = Field(
+        None, description="Folder for what the audit found, prompts included, to replay; none: not kept."
+    )
+    audit_log_content: bool = Field(False, description="Also log prompt and answer of what the audit found.")
+
+    def audit_config(self) -> AuditConfig:
+        from scheduler.audit import AuditConfig
+
+        return AuditConfig(share=self.audit_share, noise=self.audit_noise, log_content=self.audit_log_content)
 
     def scheduler_config(self) -> SchedulerConfig:
         from scheduler.config import Policy, SchedulerConfig

@@ -1,0 +1,53 @@
+"""Which functions the workers call to draw, judge and decide, each under the name by which its caller finds it.
+
+The draws of the statistical tests go through them, and mutants are planted in them: what a mutant breaks is what the
+worker would do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Seam:
+    """The attribute `name` of `module`, looked up at each call as its caller does."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.now(*arguments)
+
+    @property
+    def now(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Any]) -> None:
+        """Puts `make(what stands there)` in its place."""
+        monkeypatch.setattr(importlib.import_module(self.module), self.name, make(self.now))
+
+
+TARGET_LAW = Seam("target_worker.intake", "Law")
+ACCEPT_INVARIANT = Seam("target_worker.decide", "accept_invariant")
+ACCEPT_REJECTION = Seam("specdec.ratio", "accept_rejection")
+ACCEPT_BLOCK = Seam("specdec.ratio", "accept_block")
+TARGET_UNIFORMS = Seam("specdec.ratio", "uniforms")
+DENSE_LAWS = Seam("specdec.ratio", "dense_laws")
+RESIDUAL = Seam("specdec.accept", "residual")
+EXCESS = Seam("specdec.accept", "excess")
+EXPONENTIAL = Seam("specdec.sampling", "exponential")
+PERTURBED = Seam("specdec.sampling", "perturbed")
+
+DRAFT_LAW = Seam("specdec.drafters.model", "Law")
+QUANTISED = Seam("specdec.drafters.model", "quantised")
+DRAW_CANDIDATE = Seam("specdec.drafters.model", "draw_candidate")
+DRAFT_UNIFORMS = Seam("specdec.drafters.model", "uniforms")

@@ -56,6 +56,9 @@ class SchedulerSettings(ServingSettings):
     draft_length: int = Field(5, ge=0, le=256, description="Candidates on the longest path at the start; 0: plain.")
     max_draft_length: int = Field(16, ge=1, le=256, description="Candidates on the longest path at most.")
     width: int = Field(1, ge=1, le=64, description="Siblings of a candidate tree; 1 is a chain.")
+    window: int = Field(
+        1, ge=1, le=8, description="Blocks of a sequence in flight; 1: stop and wait. More pays on hardware of its own."
+    )
     off_below: float = Field(0.2, ge=0, le=1, description="Acceptance rate below which `threshold` stops drafting.")
     acceptance_window: int = Field(8, ge=1, le=1024, description="Recent rounds that `threshold` looks at.")
     probe_after_tokens: int = Field(32, ge=1, le=65536, description="Plain tokens before drafting is tried again.")
@@ -91,6 +94,7 @@ class SchedulerSettings(ServingSettings):
             draft_length=self.draft_length,
             max_draft_length=self.max_draft_length,
             width=self.width,
+            window=self.window,
             off_below=self.off_below,
             acceptance_window=self.acceptance_window,
             probe_after_tokens=self.probe_after_tokens,

@@ -78,6 +78,7 @@ class DraftSettings(WorkerSettings):
     max_batch: int = Field(64, ge=1, le=4096, description="Sequences drafted together.")
     max_draft_length: int = Field(32, ge=1, le=256, description="Longer plans are trimmed to this many candidates.")
     max_width: int = Field(8, ge=1, le=64, description="Wider plans are trimmed to this many siblings.")
+    max_window: int = Field(8, ge=1, le=8, description="Blocks of a sequence in flight at most.")
     max_sequences: int = Field(1024, ge=1, le=65536, description="Sequences open at once.")
 
     def draft_config(self) -> DraftConfig:
@@ -89,5 +90,6 @@ class DraftSettings(WorkerSettings):
             max_batch=self.max_batch,
             max_draft_length=self.max_draft_length,
             max_width=self.max_width,
+            max_window=self.max_window,
             max_sequences=self.max_sequences,
         )

@@ -101,7 +101,6 @@ from `scheduler/counters.py`: `python -m services.metrics > docs/metrics.md`.
   rate(outrider_spec_decode_num_draft_tokens_total[5m])`. Nothing drafted is 0/0, which Prometheus shows as no value.
 - Of a request with `n` choices each choice is counted.
 - A cut by a stop text counts as verified what the target verified, and as accepted what was kept.
-- Hits and misses of blocks drafted ahead (`ahead_hits`, `ahead_misses`) are not there: no block is drafted ahead yet.
 """
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError
-from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionChunk, ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
 from specdec.params import AcceptRule, GrammarKind, LogprobsOf
 from tools.scripted_scheduler import ScriptedScheduler, bytes_bundle
@@ -16,7 +16,7 @@ from tools.tool_template import TOOL_TEMPLATE
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "say hello"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-WEATHER: dict[str, Any] = {
+WEATHER: ChatCompletionFunctionToolParam = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -92,7 +92,7 @@ async def test_obfuscation_hides_how_long_a_chunk_is_unless_it_is_switched_off(o
     for word in ("a", "horse", "🎠🐎", "straightforwardly"):
         async with served_raw(ScriptedScheduler(tuple(word.encode()), block=100)) as client:
             response = await client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **options})
-        (spoken,) = [event for event in response.content.split(b"\n\n") if word.encode() in event]
+        (spoken,) = [event for event in response.content.split(b"\n\n") if f'"content":"{word}"'.encode() in event]
         assert (b"obfuscation" in spoken) is obfuscated
         sizes.add(len(spoken))
     assert (len(sizes) == 1) is obfuscated
@@ -117,7 +117,7 @@ async def test_every_field_reaches_the_scheduler() -> None:
         "typical_p": 0.5,
         "repetition_penalty": 2.0,
         "bad_words": ["no"],
-        "allowed_token_ids": [104, 101, 108, 111],
+        "allowed_token_ids": [101, 104, 108, 111],
         "min_tokens": 2,
         "stop_token_ids": [7],
         "draft_length": 3,
@@ -145,7 +145,7 @@ async def test_every_field_reaches_the_scheduler() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 5, 0.75, 0.25)
     assert (sampling.typical_p, sampling.repetition_penalty) == (0.5, 2.0)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
-    assert (sampling.logit_bias, sampling.allowed_token_ids) == (((104, 3.0),), (104, 101, 108, 111))
+    assert (sampling.logit_bias, sampling.allowed_token_ids) == (((104, 3.0),), (101, 104, 108, 111))
     assert tuple(b"no") in sampling.bad_words
     assert (sampling.seed, sampling.accept_rule) == (11, AcceptRule.INVARIANT)
     assert (request.max_tokens, request.min_tokens, request.stop_token_ids) == (9, 2, frozenset({7, 256}))
@@ -209,7 +209,7 @@ async def test_messages_with_parts_calls_and_results_go_through_the_template() -
         {"role": "tool", "tool_call_id": "1", "content": "rain"},
     ]
     async with served_openai(scheduler) as client:
-        await client.chat.completions.create(model="bytes", messages=messages, tools=[WEATHER])  # type: ignore[list-item]
+        await client.chat.completions.create(model="bytes", messages=messages, tools=[WEATHER])
     prompt = bytes(scheduler.requests[0].token_ids).decode()
     assert prompt.startswith("<tools>weather:")
     assert "<system>Be brief.\n<user>Weather\nin Rome?\n<assistant>" + CALL + "\n<tool>rain\n<assistant>" in prompt
@@ -242,7 +242,7 @@ async def test_a_call_is_parsed_whole_and_streamed(block: int) -> None:
 async def test_a_message_that_was_answered_can_be_sent_back_as_it_came() -> None:
     scheduler = speaking(CALL)
     async with served_openai(scheduler) as client:
-        answer = await client.chat.completions.create(model="bytes", messages=HELLO, tools=[WEATHER])  # type: ignore[list-item]
+        answer = await client.chat.completions.create(model="bytes", messages=HELLO, tools=[WEATHER])
         message: Any = answer.choices[0].message.to_dict()
         turn: Any = [*HELLO, message, {"role": "tool", "tool_call_id": "x", "content": "sun"}]
         await client.chat.completions.create(model="bytes", messages=turn)
@@ -256,7 +256,7 @@ async def test_with_tool_choice_none_the_model_is_not_told_and_the_answer_stays_
             model="bytes",
             messages=HELLO,
             tools=[WEATHER],
-            tool_choice="none",  # type: ignore[list-item]
+            tool_choice="none",
         )
     assert answer.choices[0].message.content == CALL
     assert b"<tools>" not in bytes(scheduler.requests[0].token_ids)
@@ -269,7 +269,7 @@ async def test_without_parallel_calls_the_answer_ends_behind_the_first() -> None
             model="bytes",
             messages=HELLO,
             tools=[WEATHER],
-            parallel_tool_calls=False,  # type: ignore[list-item]
+            parallel_tool_calls=False,
         )
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
@@ -284,7 +284,7 @@ async def test_a_call_that_must_be_made_becomes_a_grammar(choice: Any) -> None:
             model="bytes",
             messages=HELLO,
             tools=[WEATHER],
-            tool_choice=choice,  # type: ignore[list-item]
+            tool_choice=choice,
         )
     grammar = scheduler.requests[0].sampling.grammar
     assert grammar is not None
@@ -297,13 +297,13 @@ async def test_a_model_that_knows_no_tools_refuses_them_by_name(template: str | 
     scheduler = ScriptedScheduler(bundles={"bytes": bytes_bundle(template=template)})
     async with served_openai(scheduler) as client:
         with pytest.raises(BadRequestError) as caught:
-            await client.chat.completions.create(model="bytes", messages=HELLO, tools=[WEATHER])  # type: ignore[list-item]
+            await client.chat.completions.create(model="bytes", messages=HELLO, tools=[WEATHER])
         assert caught.value.param == ("tools" if template else "messages")
         with pytest.raises(BadRequestError) as caught:
             await client.chat.completions.create(
                 model="bytes",
                 messages=HELLO,
                 tools=[WEATHER],
-                tool_choice="required",  # type: ignore[list-item]
+                tool_choice="required",
             )
     assert caught.value.param == "tool_choice"

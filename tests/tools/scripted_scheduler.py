@@ -58,6 +58,7 @@ class ScriptedScheduler:
     identities: list[Identity] = field(default_factory=lambda: [target_identity()])
     ready: bool = True
     unending: bool = False
+    fail_at_start: Exception | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     tokenizer_calls: int = 0
     running: int = 0
@@ -70,6 +71,8 @@ class ScriptedScheduler:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
         self.requests.append(request)
+        if self.fail_at_start is not None:
+            raise self.fail_at_start
         self.running += 1
         try:
             yield Started("sequence-1", request.model, request.sampling.seed, len(request.token_ids))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from services.gateway import Gateway, Generator
 from services.http.app import HttpConfig, make_app
@@ -32,8 +32,7 @@ async def served_http(
 @asynccontextmanager
 async def openai_client(url: str, api_key: str = "any", max_retries: int = 0) -> AsyncIterator[AsyncOpenAI]:
     """Past every proxy that the environment names."""
-    transport = httpx.AsyncHTTPTransport()
-    async with httpx.AsyncClient(transport=transport, timeout=30, trust_env=False) as connections:
+    async with DefaultAsyncHttpxClient(timeout=30, trust_env=False) as connections:
         yield AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, http_client=connections, max_retries=max_retries)
 
 

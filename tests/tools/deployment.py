@@ -9,7 +9,9 @@ from types import TracebackType
 
 from draft_worker.config import DraftConfig
 from draft_worker.worker import DraftWorker
+from scheduler.audit import NO_AUDIT, AuditConfig, Sink, ignore
 from scheduler.config import Policy, SchedulerConfig
+from scheduler.counters import NO_COUNTERS, Counters
 from scheduler.request import Finished, GenerationRequest, Speculation, Started, Tokens
 from scheduler.scheduler import Scheduler
 from specdec.commit import FinishReason, TokenSource
@@ -113,11 +115,15 @@ class Deployment(SystemUnderTest):
         config: SchedulerConfig | None = None,
         target_config: TargetConfig | None = None,
         draft_config: DraftConfig | None = None,
+        counters: Counters = NO_COUNTERS,
+        audit: AuditConfig = NO_AUDIT,
+        on_mismatch: Sink = ignore,
     ) -> None:
         self.models = list(models)
         self.network = Network()
         recorder = MemoryRecorder()
-        super().__init__(Scheduler(config or quick_config(), self.network.make_link, recorder), recorder)
+        scheduler = Scheduler(config or quick_config(), self.network.make_link, recorder, counters, audit, on_mismatch)
+        super().__init__(scheduler, recorder)
         self.targets: list[Endpoint[TargetItem, TargetResult]] = []
         self.drafts: list[Endpoint[DraftItem, DraftResult]] = []
         self._target_config = target_config or TargetConfig("target", SECRET)

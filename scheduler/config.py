@@ -13,12 +13,15 @@ class Policy(Enum):
     """Always `draft_length`."""
     THRESHOLD = "threshold"
     """Longer above an acceptance of 0.85, shorter below 0.60, off below `off_below`; returns by probing."""
+    GOODPUT = "goodput"
+    """What gives the most committed tokens per second by what rounds were seen to cost; window and width too."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """scheduler_id: owner name in epochs. round_timeout: a target that shows no progress on a sequence for so long has
-    lost it. draft_timeout: a draft later than this is not waited for; min_draft_patience: shortest wait for a draft
+    lost it. width, window: with goodput the width is the widest that it may choose, and the window at most max_window.
+    draft_timeout: a draft later than this is not waited for; min_draft_patience: shortest wait for a draft
     that is usually quick. admission_timeout: how long a request may wait for a live target or for room."""
 
     scheduler_id: str
@@ -28,6 +31,7 @@ class SchedulerConfig:
     max_draft_length: int = 16
     width: int = 1
     window: int = 1
+    max_window: int = 8
     off_below: float = 0.2
     acceptance_window: int = 8
     probe_after_tokens: int = 32

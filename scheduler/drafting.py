@@ -12,10 +12,12 @@ from scheduler.request import GenerationRequest
 from scheduler.tally import Tally
 from scheduler.worker import Worker
 from specdec.log import Log
-from specdec.messages import DraftAdvance, DraftItem, DraftOpen, DraftPlan, Header, Release
+from specdec.messages import DraftAdvance, DraftBlock, DraftItem, DraftOpen, DraftPlan, Header, Release
 from specdec.params import StopConditions
 
 _PREFILL_SECONDS_PER_TOKEN = 0.02
+_CATCHES_UP_ABOVE = 64
+"""Tokens told at once that take a drafter noticeably long to prefill."""
 _PATIENCE_FACTOR = 4
 """A draft that takes so many times its usual time is late."""
 
@@ -27,6 +29,16 @@ class _Outstanding:
     asked_at: float
     due_at: float
     opening: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The latest request for blocks. prefills: the drafter has to catch up first, so its time says little. ahead: it
+    drafts while the target verifies."""
+
+    at: float
+    prefills: bool
+    ahead: bool
 
 
 class Drafting:
@@ -43,6 +55,7 @@ class Drafting:
         self._told = 0
         self._draft_length = 0
         self._outstanding: _Outstanding | None = None
+        self._asked: _Asked | None = None
         self.worker: Worker | None = None
 
     @property
@@ -103,6 +116,8 @@ class Drafting:
             base = self._told
             body = DraftAdvance(tuple(self._log.since(base)), plan)
         self.worker.send(DraftItem(header(base), body))
+        catches_up = opening or len(self._log) - base > _CATCHES_UP_ABOVE
+        self._asked = _Asked(now, catches_up, plan.window > 1)
         self._told = len(self._log)
         if waits and self._outstanding is None:
             self._outstanding = _Outstanding(now, now + patience, opening)
@@ -112,8 +127,14 @@ class Drafting:
         self._told = min(length, self._told)
         self._settle()
 
-    def arrived(self, now: float) -> None:
+    def arrived(self, now: float, block: DraftBlock) -> None:
         """The outstanding block is here."""
+        asked, length = self._asked, block.candidates.draft_length
+        if asked is not None and self.worker is not None and not asked.prefills and length:
+            self.worker.drafter_model.observe_draft(length, block.draft_time, asked.ahead)
+            if not asked.ahead:
+                self.worker.drafter_model.observe_link(max(now - asked.at - block.draft_time, 0.0))
+        self._asked = None
         if self._outstanding is not None and self.worker is not None and not self._outstanding.opening:
             self.worker.record_draft(now - self._outstanding.asked_at, self._draft_length)
         self._settle()

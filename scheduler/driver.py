@@ -10,14 +10,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
+from scheduler.control import Control
 from scheduler.counters import Counters
 from scheduler.drafting import Drafting
 from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, SequenceFailed, Unavailable
-from scheduler.in_flight import InFlight
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started, Tokens
@@ -26,13 +26,13 @@ from scheduler.verifying import Verifying
 from scheduler.worker import AnyResult, Worker
 from specdec.candidates import CandidateTree, InvalidCandidates
 from specdec.commit import FinishReason
-from specdec.draft_length import DraftLengthPolicy
+from specdec.decision import OFF, Decision
+from specdec.goodput import Explained
 from specdec.grammar import GRAMMAR_REFUSED
 from specdec.log import Log, Place
 from specdec.messages import (
     Committed,
     DraftBlock,
-    DraftPlan,
     DraftResult,
     Failure,
     Header,
@@ -43,6 +43,7 @@ from specdec.messages import (
     TargetResult,
 )
 from specdec.params import AcceptRule, StopConditions
+from specdec.policy import SpeculationPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -63,21 +64,20 @@ class Driver:
         sequence_id: str,
         log: Log,
         stop: StopConditions,
-        policy: DraftLengthPolicy,
+        policy: SpeculationPolicy,
         counters: Counters,
     ) -> None:
         self._config = config
         self._pool = pool
         self._recorder = recorder
         self.request = request
-        self._policy = policy
         self._started_at = time.monotonic()
         self._deadline = math.inf if request.timeout is None else self._started_at + request.timeout
         self._inbox: asyncio.Queue[_Message] = asyncio.Queue()
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
         self.tally = Tally(counters)
         self._drafting = Drafting(config, request, stop, log, self.tally)
-        self._in_flight = InFlight(log)
+        self._control = Control(policy, log, self.tally, stop.max_length)
         self._placing_since: float | None = None
         self._pending_events: list[Event] = []
         self._finish_reason: FinishReason | None = None
@@ -86,12 +86,22 @@ class Driver:
         self.log = log
         self.stop = stop
         self.prompt_length = stop.prompt_length
+        self.opened_length = 0
+        """The log's length when its target opened it."""
         self.refused_results = 0
 
     @property
     def target(self) -> Worker | None:
         """Where the sequence is open."""
         return self._verifying.worker
+
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._control.plan.window > 1
+
+    def explained(self) -> Sequence[Explained]:
+        """The latest decisions of its policy with their reasons, oldest first."""
+        return self._control.explained()
 
     def deliver(self, worker: Worker, result: AnyResult) -> None:
         """A worker's result for this sequence."""
@@ -180,12 +190,15 @@ class Driver:
         now = time.monotonic()
         self._verifying.raise_epoch()
         self._choose_drafter(target, now)
-        draft_length = self._draft_length(now)
-        self._in_flight.clear()
+        self._control.serve_with(target, self._drafting.worker)
+        self._control.restart()
+        decision = self._decide(now)
         self._drafting.restart()
-        self._verifying.open(target, self._drafting.patience() if draft_length else 0.0, now)
-        if draft_length:
-            self._ask(draft_length, now)
+        waits = not decision.off and not decision.probe
+        self._verifying.open(target, self._drafting.patience() if waits else 0.0, now)
+        self.opened_length = len(self.log)
+        if not decision.off:
+            self._ask(decision, now)
         self._recorder.record(self.record())
 
     async def _fail_over(self, cause: str, avoid: bool = False) -> None:
@@ -253,7 +266,7 @@ class Driver:
         body = body.part(known)
         if body.token_ids:
             body = self._watched(body)
-            self._append(body)
+            self._append(body, time.monotonic())
         if body.finish_reason is not None and header.base_length + known + len(body.token_ids) == len(self.log):
             self._finish_reason = body.finish_reason
         elif body.token_ids:
@@ -265,26 +278,17 @@ class Driver:
         kept = watcher.ends_after(body.token_ids) if watcher else None
         return body if kept is None else replace(body.part(0, kept), finish_reason=FinishReason.STOP)
 
-    def _append(self, body: Committed) -> None:
+    def _append(self, body: Committed, now: float) -> None:
         position = len(self.log) - self.prompt_length
         self.log.append(body.token_ids)
         self.tally.streamed(len(body.token_ids))
-        self.tally.ahead(self._in_flight.log_grew())
+        self._control.committed(body, self._verifying.plain, now)
         self._placing_since = None
-        self._first_token_at = self._first_token_at or time.monotonic()
-        if not body.repeated_answer:
-            self._observe(body)
+        self._first_token_at = self._first_token_at or now
         self._recorder.record(self.record())
         self._pending_events.append(
             Tokens(position, body.token_ids, body.sources, self.log.digest, body.logprobs, body.margins)
         )
-
-    def _observe(self, body: Committed) -> None:
-        accepted = self.tally.step(body)
-        if body.num_draft_tokens:
-            self._policy.observe_round(body.draft_length, accepted)
-        else:
-            self._policy.observe_plain(len(body.token_ids))
 
     # ---- the next round
 
@@ -292,27 +296,29 @@ class Driver:
         """After the log grew: asks for the next block, or lets the target go on plainly."""
         if self._drafting.worker is None and self._verifying.worker is not None:
             self._choose_drafter(self._verifying.worker, now)
-        draft_length = self._draft_length(now)
-        if not draft_length:
+        decision = self._decide(now)
+        if decision.off or decision.probe:
             self._verifying.step_plainly(now)
         elif self._verifying.plain:
             self._verifying.step(self._drafting.patience(), now)
-        else:
-            self._ask(draft_length, now)
+            return
+        if not decision.off:
+            self._ask(decision, now)
 
-    def _draft_length(self, now: float) -> int:
-        """Candidates to ask for now; 0: decode plainly."""
+    def _decide(self, now: float) -> Decision:
+        """What to ask for now; off: decode plainly."""
         worker = self._drafting.worker
         if worker is None or not worker.available(now):
-            return 0
-        wanted = self._policy.draft_length()
-        if wanted == 0 and not self._verifying.plain:
+            return OFF
+        decision = self._control.decide()
+        if decision.off and not self._verifying.plain:
             self.tally.fall_back("low_acceptance")
-        return wanted
+        return decision
 
-    def _ask(self, draft_length: int, now: float) -> None:
-        plan = DraftPlan(draft_length, self._config.width, self._config.window)
-        self._drafting.ask(plan, self._draft_header(now), now, waits=not self._in_flight.covers)
+    def _ask(self, decision: Decision, now: float) -> None:
+        """The target goes on meanwhile if this is a probe: nobody waits for it."""
+        waits = not decision.probe and not self._control.covers
+        self._drafting.ask(self._control.asked(decision), self._draft_header(now), now, waits)
 
     def _choose_drafter(self, target: Worker, now: float) -> None:
         """Attaches the least loaded drafter that fits, if speculation is wanted at all."""
@@ -321,6 +327,7 @@ class Driver:
         drafter = self._pool.place_drafter(target)
         if drafter is not None:
             self._drafting.attach(drafter, self.sequence_id)
+            self._control.serve_with(target, drafter)
 
     # ---- the drafter
 
@@ -347,26 +354,28 @@ class Driver:
         """Forwards candidates to the target, which walks them down whatever it committed meanwhile, or holds them until
         its log is that long."""
         place = self.log.place(header.base_length, header.prefix_digest)
-        if place is Place.STALE or (place is Place.BEYOND and self._config.window == 1):
+        if place is Place.STALE or (place is Place.BEYOND and not self._control.may_be_ahead):
             self.tally.stale_block()  # and what was asked for is still due
             return
         if place is Place.HERE:
-            self._drafting.arrived(now)
+            self._drafting.arrived(now, block)
         try:
             self._check(block.candidates)
         except InvalidCandidates as error:
             _log.warning("sequence %s: bad block from the draft worker: %s", self.sequence_id, error)
             self._draft_failed("failed", self._drafting.worker)
             return
-        if not len(block.candidates) and header.base_length < len(self.log):
-            return
+        if not len(block.candidates):
+            self._control.nothing_proposed()
+            if header.base_length < len(self.log):
+                return
         patience = 0.0 if self._verifying.plain else self._drafting.patience()
         base = replace(
             self._verifying.header(0, now), base_length=header.base_length, prefix_digest=header.prefix_digest
         )
         self._verifying.verify(base, block.candidates, patience, now)
         if len(block.candidates):
-            self._in_flight.forwarded(header.base_length, header.prefix_digest, block.candidates)
+            self._control.forwarded(header.base_length, header.prefix_digest, block.candidates)
 
     def _check(self, candidates: CandidateTree) -> None:
         """Raises InvalidCandidates for what the target would refuse: a drafter must not end a request."""
@@ -392,6 +401,7 @@ class Driver:
 
     def _leave_drafter(self) -> None:
         self._drafting.detach(self.sequence_id, self._draft_header(time.monotonic()))
+        self._control.serve_with(self._verifying.worker, None)
 
     def _draft_header(self, now: float) -> Callable[[int], Header]:
         return lambda base_length: self._verifying.header(base_length, now)
@@ -411,6 +421,7 @@ class Driver:
     def _release(self) -> None:
         self._leave_drafter()
         self._verifying.leave(time.monotonic())
+        self._control.close()
         self._recorder.forget(self.sequence_id)
 
 

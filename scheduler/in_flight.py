@@ -5,28 +5,33 @@ An *ahead* block was drafted before the block that it extends was verified. It i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from specdec.candidates import CandidateTree
 from specdec.log import Log, Place
+from specdec.observations import BlockOutcome, Trial, outcome
 
 
 @dataclass(slots=True)
 class _Block:
-    """waits: its base was beyond the log when it was forwarded, and still is."""
+    """waits: its base was beyond the log when it was forwarded, and still is. short: it has less depth than asked."""
 
     base_length: int
     prefix_digest: bytes
     candidates: CandidateTree
     waits: bool
+    short: bool = False
+    decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Ahead blocks whose base the log has reached since the last look."""
+    """Ahead blocks whose base the log has reached since the last look. decided: what became of the blocks, ahead or
+    not, on whose whole path the log has decided."""
 
     hits: int = 0
     misses: int = 0
+    decided: tuple[BlockOutcome, ...] = field(default=(), compare=False)
 
 
 class InFlight:
@@ -34,9 +39,9 @@ class InFlight:
         self._log = log
         self._blocks: list[_Block] = []
 
-    def forwarded(self, base_length: int, prefix_digest: bytes, candidates: CandidateTree) -> None:
+    def forwarded(self, base_length: int, prefix_digest: bytes, candidates: CandidateTree, short: bool = False) -> None:
         ahead = base_length > len(self._log)
-        self._blocks.append(_Block(base_length, prefix_digest, candidates, ahead))
+        self._blocks.append(_Block(base_length, prefix_digest, candidates, ahead, short))
 
     @property
     def covers(self) -> bool:
@@ -47,11 +52,13 @@ class InFlight:
         """Drops blocks that are used up, or that the log grew past on another way."""
         hits = misses = 0
         kept: list[_Block] = []
+        decided: list[BlockOutcome] = []
         for block in self._blocks:
             if block.base_length > len(self._log):
                 kept.append(block)
                 continue
             left = self._left(block)
+            decided += self._decided(block)
             if block.waits:
                 hits += left is not None
                 misses += left is None
@@ -60,10 +67,23 @@ class InFlight:
                 kept.append(block)
         # What was drafted on top of a block that missed cannot hit.
         self._blocks = [] if misses else kept
-        return Outcome(hits, misses + sum(block.waits for block in kept) if misses else misses)
+        dropped = sum(block.waits for block in kept) if misses else 0
+        return Outcome(hits, misses + dropped, tuple(decided))
 
     def clear(self) -> None:
         self._blocks.clear()
+
+    def _decided(self, block: _Block) -> list[BlockOutcome]:
+        """What became of it, told once. A block on another base says nothing about its candidates."""
+        if block.decided or self._log.place(block.base_length, block.prefix_digest) is not Place.HERE:
+            return []
+        found = outcome(block.candidates, self._log.since(block.base_length))
+        if found is None:
+            return []
+        block.decided = True
+        if found.full and block.short:  # a candidate that is missing gains as little as a wrong one
+            found = replace(found, trials=(*found.trials, Trial(None)))
+        return [found]
 
     def _left(self, block: _Block) -> CandidateTree | None:
         """What of the block lies below the log; None if the log went another way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,12 +17,19 @@ from scheduler.errors import InvalidRequest, ModelNotFound, Overloaded, Unavaila
 from scheduler.links import LinkError, LinkFactory, Recorder, SequenceRecord, TargetLink
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started
+from scheduler.steps import target_steps
 from scheduler.tally import RequestTimes
 from scheduler.worker import AnyResult, Worker, WorkerState
-from specdec.draft_length import DraftLengthPolicy, FixedPolicy, ThresholdPolicy
+from specdec.draft_length import FixedPolicy, ThresholdPolicy
+from specdec.goodput import Explained
+from specdec.goodput_policy import GoodputPolicy, Limits
 from specdec.log import Log
 from specdec.messages import Identity, Load, Role, TokenizerBundle
 from specdec.params import StopConditions
+from specdec.policy import SpeculationPolicy, Standing
+
+_EXPLAINED_SEQUENCES = 32
+"""Ended sequences whose decisions are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ class Scheduler:
         self._pool = Pool(config, make_link, self._deliver, self._lost)
         self._auditor = Auditor(audit, config, self._pool, counters, on_mismatch)
         self._drivers: dict[str, Driver] = {}
+        self._ended: OrderedDict[str, Sequence[Explained]] = OrderedDict()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,6 +94,7 @@ class Scheduler:
                 await events.aclose()
                 self.refused_results += driver.refused_results
                 del self._drivers[driver.sequence_id]
+                self._remember(driver)
                 if not self._drivers:
                     self._idle.set()
 
@@ -116,6 +126,11 @@ class Scheduler:
         """The running sequences, oldest first."""
         return [driver.record() for driver in self._drivers.values()]
 
+    def explained(self, sequence_id: str) -> Sequence[Explained]:
+        """The latest decisions for a sequence that runs or ended lately, oldest first; empty if none are known."""
+        driver = self._drivers.get(sequence_id)
+        return driver.explained() if driver else self._ended.get(sequence_id, ())
+
     def active_sequences(self) -> int:
         return len(self._drivers)
 
@@ -138,12 +153,22 @@ class Scheduler:
         await self._pool.close()
 
     def _deliver(self, worker: Worker, results: Sequence[AnyResult]) -> None:
+        if worker.role is Role.TARGET:
+            for step in target_steps(results, self._drivers):
+                worker.target_model.observe(step)
         for result in results:
             driver = self._drivers.get(result.header.sequence_id)
             if driver is not None:
                 driver.deliver(worker, result)
             else:
                 self._auditor.deliver(worker, result)
+
+    def _remember(self, driver: Driver) -> None:
+        explained = driver.explained()
+        if explained:
+            self._ended[driver.sequence_id] = explained
+            if len(self._ended) > _EXPLAINED_SEQUENCES:
+                self._ended.popitem(last=False)
 
     def _audit(self, driver: Driver, event: Event) -> None:
         if isinstance(event, Started) and driver.target is not None:
@@ -209,14 +234,17 @@ class Scheduler:
             self._counters,
         )
 
-    def _policy(self, request: GenerationRequest) -> DraftLengthPolicy:
+    def _policy(self, request: GenerationRequest) -> SpeculationPolicy:
         config = self._config
         length = config.draft_length if request.draft_length is None else request.draft_length
         if request.speculation is Speculation.ON or config.policy is Policy.FIXED:
-            return FixedPolicy(min(length, config.max_draft_length))
-        return ThresholdPolicy(
+            return Standing(FixedPolicy(min(length, config.max_draft_length)), config.width, config.window)
+        if config.policy is Policy.GOODPUT:
+            return GoodputPolicy(Limits(length, config.max_draft_length, config.width, config.max_window))
+        threshold = ThresholdPolicy(
             length, config.max_draft_length, config.acceptance_window, config.off_below, config.probe_after_tokens
         )
+        return Standing(threshold, config.width, config.window)
 
 
 def _stop_conditions(request: GenerationRequest, identity: Identity) -> StopConditions:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from scheduler.links import AnyLink
+from specdec.costs import DrafterModel, TargetModel
 from specdec.messages import DraftItem, DraftResult, Identity, Role, TargetItem, TargetResult
 
 AnyItem = TargetItem | DraftItem
@@ -28,7 +29,7 @@ class WorkerState(Enum):
 @dataclass(slots=True, eq=False)
 class Worker:
     """sequences: ids placed here. candidate_time: running mean of how long a draft takes per candidate of its length,
-    seconds. Times are monotonic."""
+    seconds. target_model, drafter_model: what its work costs, for the goodput policy. Times are monotonic."""
 
     role: Role
     address: str
@@ -41,6 +42,8 @@ class Worker:
     suspended_until: float = 0.0
     removed: bool = False
     failures: deque[float] = field(default_factory=deque)
+    target_model: TargetModel = field(default_factory=TargetModel)
+    drafter_model: DrafterModel = field(default_factory=DrafterModel)
 
     @property
     def name(self) -> str:

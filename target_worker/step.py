@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,23 +28,31 @@ class Outcome:
 
 
 def step(model: LanguageModel, batch: Sequence[Work]) -> list[Outcome]:
-    """Runs the batch in one packed forward and commits what it decides. A bad row ends its own sequence only."""
+    """Runs the batch in one packed forward and commits what it decides. A bad row ends its own sequence only. The step
+    time that is told holds drawing and accepting too, which also grow with the rows."""
     started = time.monotonic()
     forwarded = _forward(model, batch)
-    step_time = time.monotonic() - started
     outcomes: list[Outcome] = []
     for work, logits in zip(batch, forwarded, strict=True):
         try:
             if isinstance(logits, Exception):
                 raise logits
-            result = _decide(model, work, logits, step_time, len(batch))
+            result = _decide(model, work, logits, len(batch))
             outcomes.append(Outcome(work, result))
         except Exception as error:
             if not isinstance(error, DegenerateLogits):
                 _log.exception("sequence %s failed", work.sequence.sequence_id)
             header = work.sequence.header(len(work.sequence.log))
             outcomes.append(Outcome(work, TargetResult(header, Failure(str(error) or repr(error))), failed=True))
-    return outcomes
+    step_time = time.monotonic() - started
+    return [_timed(outcome, step_time) for outcome in outcomes]
+
+
+def _timed(outcome: Outcome, step_time: float) -> Outcome:
+    result = outcome.result
+    if not isinstance(result.body, Committed):
+        return outcome
+    return replace(outcome, result=replace(result, body=replace(result.body, step_time=step_time)))
 
 
 def _forward(model: LanguageModel, batch: Sequence[Work]) -> list[torch.Tensor | Exception]:
@@ -58,7 +66,7 @@ def _forward(model: LanguageModel, batch: Sequence[Work]) -> list[torch.Tensor |
         return _forward(model, batch[:half]) + _forward(model, batch[half:])
 
 
-def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, step_time: float, batch_size: int) -> TargetResult:
+def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, batch_size: int) -> TargetResult:
     sequence = work.sequence
     if work.candidates is None:
         model.keep(sequence.sequence_id, range(work.missing))
@@ -73,7 +81,6 @@ def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, step_time: f
         num_draft_tokens=len(work.candidates),
         draft_length=work.candidates.draft_length,
         finish_reason=decision.committed.finish_reason,
-        step_time=step_time,
         batch_size=batch_size,
         logprobs=decision.logprobs,
         margins=decision.margins,

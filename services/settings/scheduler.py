@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
 
-PolicyName = Literal["threshold", "fixed"]
+PolicyName = Literal["goodput", "threshold", "fixed"]
 AcceptRuleName = Literal["invariant", "rejection", "block"]
 
 
@@ -52,13 +52,14 @@ class SchedulerSettings(ServingSettings):
     accept_rule: AcceptRuleName = Field(
         "invariant", description="Accept rule of requests that name none: invariant, rejection or block."
     )
-    policy: PolicyName = Field("threshold", description="How the draft length is chosen: threshold or fixed.")
+    policy: PolicyName = Field("threshold", description="How the draft length is chosen: goodput, threshold or fixed.")
     draft_length: int = Field(5, ge=0, le=256, description="Candidates on the longest path at the start; 0: plain.")
     max_draft_length: int = Field(16, ge=1, le=256, description="Candidates on the longest path at most.")
     width: int = Field(1, ge=1, le=64, description="Siblings of a candidate tree; 1 is a chain.")
     window: int = Field(
         1, ge=1, le=8, description="Blocks of a sequence in flight; 1: stop and wait. More pays on hardware of its own."
     )
+    max_window: int = Field(8, ge=1, le=8, description="Blocks of a sequence in flight that `goodput` may choose.")
     off_below: float = Field(0.2, ge=0, le=1, description="Acceptance rate below which `threshold` stops drafting.")
     acceptance_window: int = Field(8, ge=1, le=1024, description="Recent rounds that `threshold` looks at.")
     probe_after_tokens: int = Field(32, ge=1, le=65536, description="Plain tokens before drafting is tried again.")
@@ -95,6 +96,7 @@ class SchedulerSettings(ServingSettings):
             max_draft_length=self.max_draft_length,
             width=self.width,
             window=self.window,
+            max_window=self.max_window,
             off_below=self.off_below,
             acceptance_window=self.acceptance_window,
             probe_after_tokens=self.probe_after_tokens,

@@ -1,0 +1,114 @@
+"""What decides how one sequence speculates, and all that it is told: the join of the driver and the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.in_flight import InFlight, Outcome
+from scheduler.tally import Tally
+from scheduler.worker import Worker
+from specdec.candidates import CandidateTree
+from specdec.decision import Decision
+from specdec.goodput import Explained
+from specdec.log import Log
+from specdec.messages import Committed, DraftPlan
+from specdec.observations import NOTHING_PROPOSED, AheadBlock, PlainStep, Round
+from specdec.policy import SpeculationPolicy
+
+
+class Control:
+    """Times are monotonic seconds. plan: what the drafter was told last; may_be_ahead: it may send ahead blocks."""
+
+    def __init__(self, policy: SpeculationPolicy, log: Log, tally: Tally, max_length: int) -> None:
+        self._policy = policy
+        self._log = log
+        self._tally = tally
+        self._max_length = max_length
+        self._in_flight = InFlight(log)
+        self._committed_at: float | None = None
+        self._was_plain = False
+        self._lies_ready = False
+        self._open_end: int | None = None
+        """Length of a block that was right throughout, while the one drafted on top of it has not come."""
+        self.plan = DraftPlan(0)
+        self.may_be_ahead = False
+
+    @property
+    def covers(self) -> bool:
+        """The target has, or will have, something to verify on top of the log."""
+        return self._in_flight.covers
+
+    def explained(self) -> Sequence[Explained]:
+        return self._policy.explained()
+
+    def serve_with(self, target: Worker | None, drafter: Worker | None) -> None:
+        """The sequence is on these workers now."""
+        if target is not None:
+            self._policy.attach(target.target_model, drafter.drafter_model if drafter else None)
+
+    def restart(self) -> None:
+        """The sequence is opened anew: nothing is in flight, and the next commit tells nothing about rounds."""
+        self._in_flight.clear()
+        self._committed_at = None
+        self._lies_ready = self.may_be_ahead = False
+        self._open_end = None
+        self.plan = DraftPlan(0)
+
+    def close(self) -> None:
+        self._policy.close()
+
+    def decide(self) -> Decision:
+        return self._policy.decide()
+
+    def asked(self, decision: Decision) -> DraftPlan:
+        """The plan that the drafter is told now. A probe never drafts ahead."""
+        self.plan = DraftPlan(decision.draft_length, decision.width, 1 if decision.probe else decision.window)
+        self.may_be_ahead = self.may_be_ahead or self.plan.window > 1
+        return self.plan
+
+    def forwarded(self, base_length: int, prefix_digest: bytes, candidates: CandidateTree) -> None:
+        room = self._max_length - 1 - base_length
+        asked = min(self.plan.draft_length, room)
+        self._in_flight.forwarded(base_length, prefix_digest, candidates, short=candidates.draft_length < asked)
+        if self._open_end is not None and base_length < len(self._log):
+            self._ahead_block(candidates.below(self._log.since(base_length)) is not None, self._open_end)
+
+    def nothing_proposed(self) -> None:
+        """The drafter had no candidate for the end of the log."""
+        if len(self._log) + 1 < self._max_length:
+            self._policy.observe(NOTHING_PROPOSED)
+
+    def committed(self, body: Committed, plain: bool, now: float) -> None:
+        """The log grew by `body`. plain: the target goes on by itself."""
+        outcome = self._in_flight.log_grew()
+        self._tally.ahead(outcome)
+        ahead = self._lies_ready
+        self._lies_ready, self._open_end = False, None
+        for block in outcome.decided:
+            self._policy.observe(block)
+            if block.full and self.plan.window > 1:
+                self._followed(block.accepted, outcome)
+        if body.repeated_answer:
+            self._committed_at = None
+            return
+        accepted = self._tally.step(body)
+        same_mode = self._committed_at is not None and plain == self._was_plain
+        duration = now - (self._committed_at or now) if same_mode else None
+        if body.num_draft_tokens:
+            seen = None if plain else duration
+            self._policy.observe(Round(body.draft_length, accepted, body.num_draft_tokens, seen, ahead))
+        else:
+            self._policy.observe(PlainStep(len(body.token_ids), duration if plain else None))
+        self._committed_at, self._was_plain = now, plain
+
+    def _followed(self, length: int, outcome: Outcome) -> None:
+        """Looks for the block that was drafted on top of one which was right throughout."""
+        if outcome.hits or outcome.misses:
+            self._ahead_block(outcome.hits > 0, length)
+        else:
+            self._open_end = length
+
+    def _ahead_block(self, hit: bool, length: int) -> None:
+        self._open_end = None
+        self._lies_ready = hit
+        self._policy.observe(AheadBlock(hit, length))

@@ -1,0 +1,182 @@
+"""What rounds cost, learned online: one model per target worker and one per drafter, shared by their sequences.
+
+Times are in seconds. A *row* is one token of a packed forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from specdec.estimates import Curve, Knots, RunningMean, Slope
+from specdec.rates import DrafterAcceptance
+from specdec.sharing import share
+
+_TRUSTED = 3
+_PLAIN_STEPS = 3
+_LOOK_AGAIN = 256
+"""Steps without a plain one after which one is made, to know what it costs now."""
+_VARY, _VARY_EARLY = 16, 4
+_RETRY_FADE = 0.995
+"""What was learned of a way of working fades by this per round that works another way, so that it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """One packed forward. rows: of all its sequences. context: tokens that they attended to, in sum. tokens: what they
+    committed. ahead: a drafter was drafting meanwhile, as far as is known."""
+
+    seconds: float
+    rows: int
+    context: int
+    sequences: int = 1
+    tokens: int = 1
+    ahead: bool = False
+
+
+class TargetModel:
+    """T_verify(packed tokens, context) of one target worker, and who shares its steps. budget: rows of a forward."""
+
+    def __init__(self, budget: int = 512) -> None:
+        self._budget = budget
+        self._curve = Curve(growth=0.5, offset=32.0)  # until it is seen: one row more costs next to nothing
+        self._context = Slope(ridge=1e4)
+        self._last_context = 0
+        self._rows = RunningMean(0.2)
+        self._tokens = RunningMean(0.2)
+        self._sequences = RunningMean(0.2)
+        self._wait = RunningMean(0.1)
+        self._members: dict[Hashable, tuple[float, ...]] = {}
+        self._allotted: dict[Hashable, int] = {}
+        self._asked = 0
+        self._plain_steps = 0
+        self._steps_since_plain = 0
+        self.ahead_extra = RunningMean()
+        """How much longer a forward takes while a drafter works: on shared hardware, much."""
+        self.plain_overhead = RunningMean()
+        """Between two plain steps, besides the forward."""
+
+    @property
+    def known(self) -> bool:
+        return self._curve.known
+
+    @property
+    def plain_known(self) -> bool:
+        """It was seen lately what steps without candidates take: without that there is nothing to compare with."""
+        return self._plain_steps >= _PLAIN_STEPS and self._steps_since_plain < _LOOK_AGAIN
+
+    def observe(self, step: TargetStep) -> None:
+        if step.rows <= step.sequences:
+            self._plain_steps += 1
+            self._steps_since_plain = 0
+        else:
+            self._steps_since_plain += 1
+        self._rows.observe(step.rows)
+        self._tokens.observe(step.tokens)
+        self._sequences.observe(step.sequences)
+        self._last_context = step.context
+        if step.ahead and self._curve.count(step.rows) >= _TRUSTED:
+            self.ahead_extra.observe(step.seconds - self.seconds(step.rows))
+            return
+        self.ahead_extra.fade(_RETRY_FADE)
+        if self._curve.known:
+            self._context.observe(step.context, step.seconds - self._curve.knots()(step.rows))
+        self._curve.observe(step.rows, step.seconds - self._context(step.context))
+
+    @property
+    def shared(self) -> bool:
+        """Its steps serve several sequences, perhaps some of other schedulers."""
+        return self._sequences.mean > 1.05
+
+    def knots(self) -> Knots:
+        """Seconds by packed rows, in the context of the latest step."""
+        return self._curve.knots(self._context(self._last_context))
+
+    def seconds(self, rows: float) -> float:
+        return self.knots()(rows)
+
+    def others(self, rows: float, tokens: float) -> tuple[float, float]:
+        """Rows and committed tokens per step of the sequences beside one that has `rows` and `tokens`."""
+        if not self._rows.count:
+            return 0.0, 0.0
+        return max(self._rows.mean - rows, 0.0), max(self._tokens.mean - tokens, 0.0)
+
+    def allotment(self, member: Hashable, acceptance: tuple[float, ...], wait: float) -> int:
+        """Candidates on the path that `member` may have, of what all members share by marginal gain. Worked out anew
+        when each has asked once. wait: how long a round of this member waits for draft and link."""
+        is_new = member not in self._members
+        self._members[member] = acceptance
+        self._wait.observe(wait)
+        if len(self._members) == 1:
+            return len(acceptance)
+        self._asked += 1
+        if is_new or self._asked >= len(self._members):
+            self._asked = 0
+            lengths = share(list(self._members.values()), self.knots(), self._budget, self._wait.mean)
+            self._allotted = dict(zip(self._members, lengths, strict=True))
+        return self._allotted[member]
+
+    def leave(self, member: Hashable) -> None:
+        self._members.pop(member, None)
+        self._allotted.pop(member, None)
+
+
+class DrafterModel:
+    """T_draft(length, batch) of one draft worker, its link, its acceptance, and how rounds with it really go."""
+
+    def __init__(self) -> None:
+        self._curve = Curve(growth=0.5)  # until it is seen: half of the time is per candidate
+        self._batch = Slope(ridge=1.0)
+        self._link = RunningMean()
+        self.acceptance = DrafterAcceptance()
+        self.active: set[Hashable] = set()
+        """Sequences that speculate with it now."""
+        self.prober: Hashable | None = None
+        """The one sequence that probes it; the others wait."""
+        self.rounds = 0
+        self.probe_interval = 0
+        """Plain tokens between probes that the latest sequence came to; 0: none had to probe."""
+        self.wait_overhead = RunningMean()
+        """Of a stop-and-wait round, besides verify, draft and link; so of the next two."""
+        self.hit_overhead = RunningMean()
+        self.miss_overhead = RunningMean()
+
+    @property
+    def known(self) -> bool:
+        return self._curve.known
+
+    @property
+    def link(self) -> float:
+        """From asking until a block is here, besides drafting it."""
+        return max(self._link.mean, 0.0)
+
+    def observe_draft(self, length: int, seconds: float, ahead: bool = False) -> None:
+        """A block of `length` > 0 candidates on its longest path took `seconds` in the worker."""
+        batch = max(len(self.active), 1)
+        if ahead and self._curve.known:
+            return  # what working at the same time costs is in the overheads
+        if self._curve.known:
+            self._batch.observe(batch, seconds - self._curve.knots()(length))
+        self._curve.observe(length, seconds - self._batch(batch))
+
+    def observe_link(self, seconds: float) -> None:
+        self._link.observe(seconds)
+
+    @property
+    def should_vary(self) -> bool:
+        """Now and then another length is drafted than the best, so that it is known how the costs depend on it."""
+        return self.rounds % (_VARY_EARLY if self.rounds <= 2 * _VARY else _VARY) == _VARY_EARLY - 1
+
+    def fade_ahead(self) -> None:
+        """A round without draft-ahead passed."""
+        self.hit_overhead.fade(_RETRY_FADE)
+        self.miss_overhead.fade(_RETRY_FADE)
+
+    def knots(self) -> Knots:
+        """Seconds by draft length, in the batch of now."""
+        return self._curve.knots(self._batch(max(len(self.active), 1)))
+
+    def leave(self, member: Hashable) -> None:
+        self.active.discard(member)
+        if self.prober is member:
+            self.prober = None

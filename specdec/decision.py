@@ -1,0 +1,28 @@
+"""What a policy decides for the next round of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """draft_length: candidates on the longest path; 0 is *off*: decode plainly. width: siblings of a candidate.
+    window: blocks in flight. probe: the block is only asked for to learn from; the target does not wait for it."""
+
+    draft_length: int
+    width: int = 1
+    window: int = 1
+    probe: bool = False
+
+    @property
+    def off(self) -> bool:
+        return self.draft_length == 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a packed forward that verifying takes: the last committed token and every candidate."""
+        return 1 + self.draft_length * self.width
+
+
+OFF = Decision(0)

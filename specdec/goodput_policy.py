@@ -1,0 +1,220 @@
+"""The goodput policy of one sequence: what it has seen itself, the shared cost models, and `choose`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specdec.costs import DrafterModel, TargetModel
+from specdec.decision import OFF, Decision
+from specdec.goodput import Explained, Inputs, Overheads, choose
+from specdec.observations import AheadBlock, BlockOutcome, Observation, PlainStep, Round
+from specdec.probing import Probing
+from specdec.rates import Acceptance
+
+_PROBE_LENGTH = 4
+_LOW = 0.5
+_EXPLANATIONS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """draft_length: of the first block with a drafter that nothing is known of."""
+
+    draft_length: int = 5
+    max_draft_length: int = 16
+    max_width: int = 1
+    max_window: int = 8
+
+
+class GoodputPolicy:
+    """Implements `specdec.policy.SpeculationPolicy`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._target = TargetModel()
+        self._drafter: DrafterModel | None = None
+        self._acceptance: Acceptance | None = None
+        self._decision = OFF
+        self._probing: Probing | None = None
+        self._explained: deque[Explained] = deque(maxlen=_EXPLANATIONS)
+
+    # ---- the seam
+
+    def attach(self, target: TargetModel, drafter: DrafterModel | None) -> None:
+        if target is not self._target:
+            self._target.leave(self)
+            self._target = target
+        if drafter is not self._drafter:
+            if self._drafter is not None:
+                self._drafter.leave(self)
+            self._drafter = drafter
+            self._acceptance = Acceptance(drafter.acceptance) if drafter else None
+            self._probing = None
+            self._decision = OFF
+
+    def decide(self) -> Decision:
+        if self._drafter is None or self._acceptance is None:
+            return OFF
+        inputs = self._inputs(self._drafter, self._acceptance)
+        if not self._target.plain_known:
+            return self._take(Explained(inputs, OFF, 0.0, 0.0, "first to know what a plain step takes"))
+        if not self._drafter.known:
+            first = Decision(min(self._limits.draft_length, self._limits.max_draft_length))
+            return self._take(Explained(inputs, first, 0.0, 0.0, "nothing is known of the drafter yet"))
+        explained = choose(inputs, self._decision)
+        if explained.decision == OFF:
+            return self._take(self._off(self._drafter, explained))
+        decision = self._take(explained)
+        return self._varied(self._drafter, decision)
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, BlockOutcome):
+            self._block(observation)
+        elif isinstance(observation, Round):
+            self._round(observation)
+        elif isinstance(observation, AheadBlock):
+            self._ahead(observation)
+        else:
+            self._plain(observation)
+
+    def explained(self) -> Sequence[Explained]:
+        return tuple(self._explained)
+
+    def close(self) -> None:
+        self._target.leave(self)
+        if self._drafter is not None:
+            self._drafter.leave(self)
+
+    # ---- deciding
+
+    def _inputs(self, drafter: DrafterModel, acceptance: Acceptance) -> Inputs:
+        limits, target = self._limits, self._target
+        by_depth = acceptance.by_depth(limits.max_draft_length)
+        draft = drafter.knots()
+        length = max(self._decision.draft_length, 1)
+        wait = draft(length) + drafter.link + drafter.wait_overhead.mean
+        own_rows = float(self._decision.rows)
+        own_tokens = 1 + sum(_reach(by_depth[: self._decision.draft_length]))
+        if self._decision.window == 1 and not self._decision.off:
+            present = target.seconds(own_rows) / max(target.seconds(own_rows) + wait, 1e-9)
+            own_rows, own_tokens = own_rows * present, own_tokens * present
+        other_rows, other_tokens = target.others(own_rows, own_tokens) if target.shared else (0.0, 0.0)
+        return Inputs(
+            acceptance=by_depth,
+            verify=target.knots(),
+            draft=draft,
+            link=drafter.link,
+            rescue=drafter.acceptance.rescue,
+            ahead=drafter.acceptance.ahead,
+            ahead_extra=target.ahead_extra.mean,
+            overheads=Overheads(
+                target.plain_overhead.mean,
+                drafter.wait_overhead.mean,
+                drafter.hit_overhead.mean,
+                drafter.miss_overhead.mean,
+            ),
+            other_rows=other_rows,
+            other_tokens=other_tokens,
+            max_draft_length=min(limits.max_draft_length, target.allotment(self, by_depth, wait)),
+            max_width=limits.max_width,
+            max_window=limits.max_window,
+        )
+
+    def _off(self, drafter: DrafterModel, explained: Explained) -> Explained:
+        """Off, or a probe if one is due and no other sequence is probing."""
+        if self._probing is None:
+            self._probing = Probing(drafter.probe_interval)
+        if not self._probing.due or drafter.prober is not None:
+            return explained
+        drafter.prober = self
+        self._probing.started()
+        length = min(_PROBE_LENGTH, self._limits.max_draft_length)
+        return replace(explained, decision=Decision(length, probe=True), note="probe")
+
+    def _varied(self, drafter: DrafterModel, decision: Decision) -> Decision:
+        if not drafter.should_vary or decision.draft_length < 2:
+            return decision
+        return replace(decision, draft_length=(decision.draft_length + 1) // 2)
+
+    def _take(self, explained: Explained) -> Decision:
+        decision = explained.decision
+        self._explained.append(explained)
+        self._decision = OFF if decision.probe else decision
+        if self._drafter is not None:
+            if self._decision.off:
+                self._drafter.active.discard(self)
+            else:
+                self._drafter.active.add(self)
+                self._stop_probing(self._drafter)
+        return decision
+
+    def _stop_probing(self, drafter: DrafterModel) -> None:
+        self._probing = None
+        if drafter.prober is self:
+            drafter.prober = None
+
+    # ---- observing
+
+    def _block(self, outcome: BlockOutcome) -> None:
+        if self._drafter is None or self._acceptance is None:
+            return
+        was_low = self._acceptance.rate < _LOW
+        self._acceptance.observe(outcome)
+        if self._probing is not None and self._probing.waiting:
+            self._judge(self._probing, self._drafter, outcome, was_low)
+
+    def _ahead(self, block: AheadBlock) -> None:
+        if self._drafter is not None and self._acceptance is not None:
+            expected = self._acceptance.by_depth(block.length + 1)[-1]
+            self._drafter.acceptance.observe_ahead(block.hit, expected)
+
+    def _judge(self, probing: Probing, drafter: DrafterModel, outcome: BlockOutcome, was_low: bool) -> None:
+        if was_low and 2 * outcome.accepted >= len(outcome.trials):
+            probing.promising()
+        else:
+            probing.failed(drafter.knots()(_PROBE_LENGTH) / max(self._target.seconds(1), 1e-9))
+        drafter.prober = None
+        drafter.probe_interval = probing.interval
+
+    def _round(self, round_: Round) -> None:
+        if self._drafter is None or round_.duration is None or self._decision.off:
+            return
+        drafter, verify = self._drafter, self._target.knots()
+        drafter.rounds += 1
+        others = self._target.others(1 + round_.num_candidates, 0)[0] if self._target.shared else 0.0
+        seconds = verify(others + 1 + round_.num_candidates)
+        draft = drafter.knots()(round_.drafted)
+        waited = seconds + draft + drafter.link
+        window = self._decision.window
+        if window == 1:
+            drafter.wait_overhead.observe(round_.duration - waited)
+            drafter.fade_ahead()
+        elif round_.ahead:
+            seconds += self._target.ahead_extra.mean
+            whole = waited + self._target.ahead_extra.mean + drafter.wait_overhead.mean
+            drafter.hit_overhead.observe(round_.duration - max(seconds, draft, whole / window))
+        else:
+            whole = waited + self._target.ahead_extra.mean + drafter.wait_overhead.mean
+            drafter.miss_overhead.observe(round_.duration - whole)
+
+    def _plain(self, step: PlainStep) -> None:
+        if self._probing is not None:
+            waiting = self._probing.waiting
+            self._probing.passed(step.tokens)
+            if waiting and not self._probing.waiting and self._drafter is not None:
+                self._drafter.leave(self)
+        if step.duration is not None and self._target.known:
+            others = self._target.others(1, 1)[0] if self._target.shared else 0.0
+            self._target.plain_overhead.observe(step.duration - self._target.seconds(others + 1))
+        if self._drafter is not None and step.duration is not None:
+            self._drafter.fade_ahead()
+
+
+def _reach(acceptance: Sequence[float]) -> list[float]:
+    reach, chance = [], 1.0
+    for rate in acceptance:
+        chance *= rate
+        reach.append(chance)
+    return reach

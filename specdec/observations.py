@@ -1,0 +1,80 @@
+"""What a policy is told of, as values: steps of the target, and what became of each block. Durations in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from specdec.candidates import ROOT, CandidateTree
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A step that verified candidates. drafted: candidates on the longest path. duration: since the sequence's commit
+    before, None where that says nothing about rounds. ahead: of a block that lay ready (a hit)."""
+
+    drafted: int
+    accepted: int
+    num_candidates: int = 0
+    duration: float | None = None
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """Tokens decoded without candidates. duration: of one step, None unless the target went on by itself."""
+
+    tokens: int
+    duration: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One depth that the log decided. rank: which sibling was the token, 0 the likeliest, None: none of them."""
+
+    rank: int | None
+    siblings: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutcome:
+    """What the log said to a block whose base it reached, depth by depth, up to the first that failed. full: all were
+    right."""
+
+    trials: tuple[Trial, ...]
+    full: bool = False
+
+    @property
+    def accepted(self) -> int:
+        return sum(trial.rank is not None for trial in self.trials)
+
+
+@dataclass(frozen=True, slots=True)
+class AheadBlock:
+    """A block that was drafted on top of one of `length` that was right throughout. hit: so was its first candidate,
+    the guess of the bonus; it may have come a little late."""
+
+    hit: bool
+    length: int
+
+
+NOTHING_PROPOSED = BlockOutcome((Trial(None),))
+
+Observation = Union[Round, PlainStep, BlockOutcome, AheadBlock]
+
+
+def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome | None:
+    """What `token_ids`, the log behind the block's base, say to it; None while they end inside the tree."""
+    trials: list[Trial] = []
+    node = ROOT
+    for token_id in token_ids:
+        children = candidates.children(node)
+        if not children:
+            break
+        rank = next((i for i, child in enumerate(children) if candidates.token_ids[child] == token_id), None)
+        trials.append(Trial(rank, len(children)))
+        if rank is None:
+            return BlockOutcome(tuple(trials))
+        node = children[rank]
+    return None if candidates.children(node) else BlockOutcome(tuple(trials), full=True)

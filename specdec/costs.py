@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from specdec.estimates import Curve, Knots, RunningMean, Slope
+from specdec.estimates import Curve, Knots, RunningMean
 from specdec.rates import DrafterAcceptance
 from specdec.sharing import share
 
@@ -39,8 +39,9 @@ class TargetModel:
 
     def __init__(self, budget: int = 512) -> None:
         self._budget = budget
-        self._curve = Curve(growth=0.5, offset=32.0)  # until it is seen: one row more costs next to nothing
-        self._context = Slope(ridge=1e4)
+        self._curve = Curve(
+            growth=0.5, offset=32.0, ridge=100.0
+        )  # until it is seen: one row more costs next to nothing
         self._last_context = 0
         self._rows = RunningMean(0.2)
         self._tokens = RunningMean(0.2)
@@ -79,9 +80,7 @@ class TargetModel:
             self.ahead_extra.observe(step.seconds - self.seconds(step.rows))
             return
         self.ahead_extra.fade(_RETRY_FADE)
-        if self._curve.known:
-            self._context.observe(step.context, step.seconds - self._curve.knots()(step.rows))
-        self._curve.observe(step.rows, step.seconds - self._context(step.context))
+        self._curve.observe(step.rows, step.seconds, step.context)
 
     @property
     def shared(self) -> bool:
@@ -90,7 +89,7 @@ class TargetModel:
 
     def knots(self) -> Knots:
         """Seconds by packed rows, in the context of the latest step."""
-        return self._curve.knots(self._context(self._last_context))
+        return self._curve.knots(self._last_context)
 
     def seconds(self, rows: float) -> float:
         return self.knots()(rows)
@@ -126,7 +125,6 @@ class DrafterModel:
 
     def __init__(self) -> None:
         self._curve = Curve(growth=0.5)  # until it is seen: half of the time is per candidate
-        self._batch = Slope(ridge=1.0)
         self._link = RunningMean()
         self.acceptance = DrafterAcceptance()
         self.active: set[Hashable] = set()
@@ -134,8 +132,9 @@ class DrafterModel:
         self.prober: Hashable | None = None
         """The one sequence that probes it; the others wait."""
         self.rounds = 0
-        self.probe_interval = 0
-        """Plain tokens between probes that the latest sequence came to; 0: none had to probe."""
+        """Speculative ones so far."""
+        self.failed_probes = 0
+        """In a row, of all its sequences."""
         self.wait_overhead = RunningMean()
         """Of a stop-and-wait round, besides verify, draft and link; so of the next two."""
         self.hit_overhead = RunningMean()
@@ -155,9 +154,7 @@ class DrafterModel:
         batch = max(len(self.active), 1)
         if ahead and self._curve.known:
             return  # what working at the same time costs is in the overheads
-        if self._curve.known:
-            self._batch.observe(batch, seconds - self._curve.knots()(length))
-        self._curve.observe(length, seconds - self._batch(batch))
+        self._curve.observe(length, seconds, batch)
 
     def observe_link(self, seconds: float) -> None:
         self._link.observe(seconds)
@@ -174,7 +171,7 @@ class DrafterModel:
 
     def knots(self) -> Knots:
         """Seconds by draft length, in the batch of now."""
-        return self._curve.knots(self._batch(max(len(self.active), 1)))
+        return self._curve.knots(max(len(self.active), 1))
 
     def leave(self, member: Hashable) -> None:
         self.active.discard(member)

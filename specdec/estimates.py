@@ -10,6 +10,7 @@ _CLIP = 4.0
 """An observation farther from the mean than so many mean deviations counts as being that far."""
 _TRUSTED_AFTER = 5
 _BUCKETS_PER_OCTAVE = 3
+_SLOPE_RATE = 0.02
 
 
 class RunningMean:
@@ -32,10 +33,13 @@ class RunningMean:
             self.mean = median(self._first)
             self._deviation = median([abs(seen - self.mean) for seen in self._first])
             return
-        limit = _CLIP * self._deviation + 0.02 * abs(self.mean)
-        error = min(max(value - self.mean, -limit), limit)
+        error = self.clipped(value) - self.mean
         self.mean += self._rate * error
         self._deviation += self._rate * (abs(error) - self._deviation)
+
+    def clipped(self, value: float) -> float:
+        limit = _CLIP * self._deviation + 0.02 * abs(self.mean)
+        return min(max(value, self.mean - limit), self.mean + limit)
 
     def fade(self, keep: float) -> None:
         """Back towards 0, for what has not been observed for long."""
@@ -43,31 +47,6 @@ class RunningMean:
             self.mean *= keep
             self._first.clear()
             self.count = min(self.count, 1)
-
-
-class Slope:
-    """How much the mean of y rises per unit of x: least squares around running means, drawn to 0 by `ridge`."""
-
-    __slots__ = ("_covariance", "_rate", "_ridge", "_variance", "_x", "_y")
-
-    def __init__(self, ridge: float, rate: float = 0.02) -> None:
-        self._ridge = ridge
-        self._rate = rate
-        self._x = RunningMean(rate)
-        self._y = RunningMean(rate)
-        self._covariance = 0.0
-        self._variance = 0.0
-
-    def observe(self, x: float, y: float) -> None:
-        self._x.observe(x)
-        self._y.observe(y)
-        dx = x - self._x.mean
-        self._covariance += self._rate * (dx * (y - self._y.mean) - self._covariance)
-        self._variance += self._rate * (dx * dx - self._variance)
-
-    def __call__(self, x: float) -> float:
-        """What to add to the mean of y at `x`."""
-        return max(self._covariance, 0.0) / (self._variance + self._ridge) * (x - self._x.mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +57,17 @@ class Knots:
     points: tuple[tuple[float, float], ...] = ()
     growth: float = 0.5
     offset: float = 0.0
-    add: float = 0.0
 
     def __call__(self, x: float) -> float:
         points = self.points
         if not points:
-            return self.add
+            return 0.0
         at = bisect_left(points, (x,))
         if 0 < at < len(points):
             (x0, y0), (x1, y1) = points[at - 1], points[at]
-            return self.add + y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
         near_x, near_y = points[0] if at == 0 else points[-1]
-        return self.add + max(near_y + self._slope(near_x, near_y) * (x - near_x), 0.1 * near_y)
+        return max(near_y + self._slope(near_x, near_y) * (x - near_x), 0.1 * near_y)
 
     def _slope(self, near_x: float, near_y: float) -> float:
         count = len(self.points)
@@ -101,15 +79,30 @@ class Knots:
         return max(rise / sum((x - mean_x) ** 2 for x, _ in self.points), 0.0)
 
 
-class Curve:
-    """y over x >= 1, learned in buckets that grow with x. A bucket forgets only when it is visited, so that what was
-    learned in one state of the system is still known when that state comes back."""
+class _Bucket:
+    """Means of what was seen near one x."""
 
-    def __init__(self, growth: float, offset: float = 0.0) -> None:
+    __slots__ = ("x", "y", "z")
+
+    def __init__(self) -> None:
+        self.x, self.y, self.z = RunningMean(), RunningMean(), RunningMean()
+
+
+class Curve:
+    """y over x >= 1, and how it rises with a third quantity z that drifts. Learned in buckets that grow with x; a
+    bucket forgets only when it is visited, so that what was learned in one state of the system is still known when
+    that state comes back.
+
+    growth, offset: as in `Knots`. ridge: a deviation of z below this says little.
+    """
+
+    def __init__(self, growth: float, offset: float = 0.0, ridge: float = 1.0) -> None:
         self._growth = growth
         self._offset = offset
-        self._buckets: dict[int, tuple[RunningMean, RunningMean]] = {}
-        self._points: tuple[tuple[float, float], ...] | None = ()
+        self._ridge = ridge**2
+        self._buckets: dict[int, _Bucket] = {}
+        self._covariance = 0.0
+        self._variance = 0.0
 
     @property
     def known(self) -> bool:
@@ -117,23 +110,28 @@ class Curve:
 
     def count(self, x: float) -> int:
         """Observations near `x`."""
-        bucket = self._buckets.get(_bucket(x))
-        return bucket[1].count if bucket else 0
+        bucket = self._buckets.get(_number(x))
+        return bucket.y.count if bucket else 0
 
-    def observe(self, x: float, y: float) -> None:
-        bucket = self._buckets.setdefault(_bucket(x), (RunningMean(), RunningMean()))
-        bucket[0].observe(x)
-        bucket[1].observe(y)
-        self._points = None
+    def observe(self, x: float, y: float, z: float = 0.0) -> None:
+        bucket = self._buckets.setdefault(_number(x), _Bucket())
+        if bucket.y.count >= _TRUSTED_AFTER:
+            dz, dy = z - bucket.z.mean, bucket.y.clipped(y) - bucket.y.mean
+            self._covariance += _SLOPE_RATE * (dz * dy - self._covariance)
+            self._variance += _SLOPE_RATE * (dz * dz - self._variance)
+        bucket.x.observe(x)
+        bucket.y.observe(y)
+        bucket.z.observe(z)
 
-    def knots(self, add: float = 0.0) -> Knots:
-        """As it is known now, `add` higher everywhere."""
-        if self._points is None:
-            self._points = tuple(sorted((x.mean, y.mean) for x, y in self._buckets.values()))
-        return Knots(self._points, self._growth, self._offset, add)
+    def knots(self, z: float = 0.0) -> Knots:
+        """As it is known now, at `z`."""
+        slope = max(self._covariance, 0.0) / (self._variance + self._ridge)
+        buckets = self._buckets.values()
+        points = sorted((b.x.mean, max(b.y.mean + slope * (z - b.z.mean), 0.2 * b.y.mean)) for b in buckets)
+        return Knots(tuple(points), self._growth, self._offset)
 
 
-def _bucket(x: float) -> int:
+def _number(x: float) -> int:
     """Every whole number up to 8 has its own, then some per octave."""
     whole = int(x + 0.5)
     if whole <= 8:

@@ -10,10 +10,9 @@ from specdec.costs import DrafterModel, TargetModel
 from specdec.decision import OFF, Decision
 from specdec.goodput import Explained, Inputs, Overheads, choose
 from specdec.observations import AheadBlock, BlockOutcome, Observation, PlainStep, Round
-from specdec.probing import Probing
+from specdec.probing import Probing, probe_length
 from specdec.rates import Acceptance
 
-_PROBE_LENGTH = 4
 _LOW = 0.5
 _EXPLANATIONS = 128
 
@@ -125,12 +124,12 @@ class GoodputPolicy:
     def _off(self, drafter: DrafterModel, explained: Explained) -> Explained:
         """Off, or a probe if one is due and no other sequence is probing."""
         if self._probing is None:
-            self._probing = Probing(drafter.probe_interval)
+            self._probing = Probing(drafter.failed_probes)
         if not self._probing.due or drafter.prober is not None:
             return explained
         drafter.prober = self
         self._probing.started()
-        length = min(_PROBE_LENGTH, self._limits.max_draft_length)
+        length = min(probe_length(drafter.knots(), self._target.seconds(1)), self._limits.max_draft_length)
         return replace(explained, decision=Decision(length, probe=True), note="probe")
 
     def _varied(self, drafter: DrafterModel, decision: Decision) -> Decision:
@@ -152,6 +151,7 @@ class GoodputPolicy:
 
     def _stop_probing(self, drafter: DrafterModel) -> None:
         self._probing = None
+        drafter.failed_probes = 0
         if drafter.prober is self:
             drafter.prober = None
 
@@ -174,9 +174,9 @@ class GoodputPolicy:
         if was_low and 2 * outcome.accepted >= len(outcome.trials):
             probing.promising()
         else:
-            probing.failed(drafter.knots()(_PROBE_LENGTH) / max(self._target.seconds(1), 1e-9))
+            probing.failed()
         drafter.prober = None
-        drafter.probe_interval = probing.interval
+        drafter.failed_probes = probing.failures
 
     def _round(self, round_: Round) -> None:
         if self._drafter is None or round_.duration is None or self._decision.off:

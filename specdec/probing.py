@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-SHORTEST = 4
-LONGEST = 24
-_LONGEST_EVER = 256
+from collections.abc import Callable
+
+SHORTEST = 8
+LONGEST = 16
+_PATIENT_FOR = 16
+"""So many probes are made LONGEST apart, so that a text which drafts well again is soon noticed; if all fail, it is not
+the text, and the wait grows on."""
+_LONGEST_EVER = 512
+_LENGTH = 4
 _COST_SHARE = 0.5
-"""A probe that takes the drafter longer than so many plain steps is made more rarely, in proportion."""
+
+
+def probe_length(draft: Callable[[int], float], plain: float) -> int:
+    """Candidates of a probe: at most four, and fewer if drafting them takes more than half a plain step."""
+    return next((n for n in range(_LENGTH, 1, -1) if draft(n) <= _COST_SHARE * plain), 1)
 
 
 class Probing:
-    """Single probes with exponential back-off, counted in plain tokens."""
+    """Single probes with exponential back-off, counted in plain tokens. failures: in a row, those of earlier sequences
+    of the same drafter included."""
 
-    def __init__(self, interval: int = 0) -> None:
-        self.interval = max(interval, SHORTEST)
-        self._left = self.interval
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self._left = self._interval
         self._unanswered: int | None = None
 
     @property
@@ -41,12 +52,17 @@ class Probing:
     def promising(self) -> None:
         """The probe said that it may pay again: the next one is made at once."""
         self._unanswered = None
-        self.interval = SHORTEST
+        self.failures = 0
         self._left = 0
 
-    def failed(self, cost: float = 0.0) -> None:
-        """Nothing to gain: the wait doubles. cost: of the probe, in plain steps."""
-        longest = min(LONGEST * max(cost / _COST_SHARE, 1.0), _LONGEST_EVER)
+    def failed(self) -> None:
+        """Nothing to gain."""
         self._unanswered = None
-        self.interval = int(min(self.interval * 2, longest))
-        self._left = self.interval
+        self.failures += 1
+        self._left = self._interval
+
+    @property
+    def _interval(self) -> int:
+        if self.failures <= _PATIENT_FOR:
+            return min(SHORTEST << min(self.failures, 8), LONGEST)
+        return min(LONGEST << min((self.failures - _PATIENT_FOR + 1) // 2, 8), _LONGEST_EVER)

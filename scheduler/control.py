@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from scheduler.in_flight import InFlight, Outcome
@@ -14,6 +15,9 @@ from specdec.log import Log
 from specdec.messages import Committed, DraftPlan
 from specdec.observations import NOTHING_PROPOSED, AheadBlock, PlainStep, Round
 from specdec.policy import SpeculationPolicy
+
+_PLANS_UNDER_WAY = 8
+"""A block may have been drafted under any of so many latest plans."""
 
 
 class Control:
@@ -30,6 +34,7 @@ class Control:
         self._lies_ready = False
         self._open_end: int | None = None
         """Length of a block that was right throughout, while the one drafted on top of it has not come."""
+        self._asked_lengths: deque[int] = deque(maxlen=_PLANS_UNDER_WAY)
         self.plan = DraftPlan(0)
         self.may_be_ahead = False
 
@@ -64,11 +69,12 @@ class Control:
         """The plan that the drafter is told now. A probe never drafts ahead."""
         self.plan = DraftPlan(decision.draft_length, decision.width, 1 if decision.probe else decision.window)
         self.may_be_ahead = self.may_be_ahead or self.plan.window > 1
+        self._asked_lengths.append(decision.draft_length)
         return self.plan
 
     def forwarded(self, base_length: int, prefix_digest: bytes, candidates: CandidateTree) -> None:
         room = self._max_length - 1 - base_length
-        asked = min(self.plan.draft_length, room)
+        asked = min([room, *self._asked_lengths])
         self._in_flight.forwarded(base_length, prefix_digest, candidates, short=candidates.draft_length < asked)
         if self._open_end is not None and base_length < len(self._log):
             self._ahead_block(candidates.below(self._log.since(base_length)) is not None, self._open_end)

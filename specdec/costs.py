@@ -16,8 +16,10 @@ _TRUSTED = 3
 _PLAIN_STEPS = 3
 _LOOK_AGAIN = 256
 """Steps without a plain one after which one is made, to know what it costs now."""
+_LOOK_FOR = 32
+"""If others always speculate in the same forward there is none: then it is not waited for longer."""
 _VARY, _VARY_EARLY = 16, 4
-_RETRY_FADE = 0.995
+_RETRY_FADE, _WAIT_FADE = 0.995, 0.998
 """What was learned of a way of working fades by this per round that works another way, so that it is tried again."""
 
 
@@ -50,6 +52,7 @@ class TargetModel:
         self._members: dict[Hashable, tuple[float, ...]] = {}
         self._allotted: dict[Hashable, int] = {}
         self._asked = 0
+        self._knots: Knots | None = None
         self._plain_steps = 0
         self._steps_since_plain = 0
         self.ahead_extra = RunningMean()
@@ -64,7 +67,9 @@ class TargetModel:
     @property
     def plain_known(self) -> bool:
         """It was seen lately what steps without candidates take: without that there is nothing to compare with."""
-        return self._plain_steps >= _PLAIN_STEPS and self._steps_since_plain < _LOOK_AGAIN
+        if self._plain_steps < _PLAIN_STEPS:
+            return self._steps_since_plain > _LOOK_FOR
+        return not _LOOK_AGAIN <= self._steps_since_plain < _LOOK_AGAIN + _LOOK_FOR
 
     def observe(self, step: TargetStep) -> None:
         if step.rows <= step.sequences:
@@ -81,6 +86,7 @@ class TargetModel:
             return
         self.ahead_extra.fade(_RETRY_FADE)
         self._curve.observe(step.rows, step.seconds, step.context)
+        self._knots = None
 
     @property
     def shared(self) -> bool:
@@ -89,7 +95,9 @@ class TargetModel:
 
     def knots(self) -> Knots:
         """Seconds by packed rows, in the context of the latest step."""
-        return self._curve.knots(self._last_context)
+        if self._knots is None:
+            self._knots = self._curve.knots(self._last_context)
+        return self._knots
 
     def seconds(self, rows: float) -> float:
         return self.knots()(rows)
@@ -125,6 +133,7 @@ class DrafterModel:
 
     def __init__(self) -> None:
         self._curve = Curve(growth=0.5)  # until it is seen: half of the time is per candidate
+        self._knots: tuple[int, Knots] | None = None
         self._link = RunningMean()
         self.acceptance = DrafterAcceptance()
         self.active: set[Hashable] = set()
@@ -155,6 +164,7 @@ class DrafterModel:
         if ahead and self._curve.known:
             return  # what working at the same time costs is in the overheads
         self._curve.observe(length, seconds, batch)
+        self._knots = None
 
     def observe_link(self, seconds: float) -> None:
         self._link.observe(seconds)
@@ -164,6 +174,11 @@ class DrafterModel:
         """Now and then another length is drafted than the best, so that it is known how the costs depend on it."""
         return self.rounds % (_VARY_EARLY if self.rounds <= 2 * _VARY else _VARY) == _VARY_EARLY - 1
 
+    def fade_waiting(self) -> None:
+        """A plain step passed."""
+        self.fade_ahead()
+        self.wait_overhead.fade(_WAIT_FADE)
+
     def fade_ahead(self) -> None:
         """A round without draft-ahead passed."""
         self.hit_overhead.fade(_RETRY_FADE)
@@ -171,7 +186,10 @@ class DrafterModel:
 
     def knots(self) -> Knots:
         """Seconds by draft length, in the batch of now."""
-        return self._curve.knots(max(len(self.active), 1))
+        batch = max(len(self.active), 1)
+        if self._knots is None or self._knots[0] != batch:
+            self._knots = batch, self._curve.knots(batch)
+        return self._knots[1]
 
     def leave(self, member: Hashable) -> None:
         self.active.discard(member)

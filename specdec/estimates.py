@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 _CLIP = 4.0
@@ -57,6 +57,10 @@ class Knots:
     points: tuple[tuple[float, float], ...] = ()
     growth: float = 0.5
     offset: float = 0.0
+    slope: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slope", self._slope() if self.points else 0.0)
 
     def __call__(self, x: float) -> float:
         points = self.points
@@ -67,12 +71,13 @@ class Knots:
             (x0, y0), (x1, y1) = points[at - 1], points[at]
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
         near_x, near_y = points[0] if at == 0 else points[-1]
-        return max(near_y + self._slope(near_x, near_y) * (x - near_x), 0.1 * near_y)
+        return max(near_y + self.slope * (x - near_x), 0.1 * near_y)
 
-    def _slope(self, near_x: float, near_y: float) -> float:
+    def _slope(self) -> float:
         count = len(self.points)
         if count < 2:
-            return self.growth * near_y / (near_x + self.offset)
+            x, y = self.points[0]
+            return self.growth * y / (x + self.offset)
         mean_x = sum(x for x, _ in self.points) / count
         mean_y = sum(y for _, y in self.points) / count
         rise = sum((x - mean_x) * (y - mean_y) for x, y in self.points)

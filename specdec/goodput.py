@@ -72,14 +72,13 @@ def choose(
     """The decision of highest goodput; `current` is kept unless another is better by its margin."""
     plain = goodput(inputs, OFF)
     best, best_goodput = OFF, plain
-    for decision in _options(inputs):
-        found = goodput(inputs, decision)
+    for decision, found in _options(inputs):
         if found > best_goodput:
             best, best_goodput = decision, found
     if best != current and _allowed(inputs, current):
         kept = goodput(inputs, current)
         same_mode = best.off == current.off and (best.window > 1) == (current.window > 1)
-        own = plain - inputs.other_tokens / _seconds(inputs, 1)
+        own = plain - inputs.other_tokens / _verify(inputs, 1)
         if best_goodput - kept <= own * margins[0 if same_mode else 1]:
             return Explained(inputs, current, kept, plain, "kept: nothing is better by the margin")
     return Explained(inputs, best, best_goodput, plain)
@@ -87,37 +86,65 @@ def choose(
 
 def goodput(inputs: Inputs, decision: Decision) -> float:
     """Expected committed tokens per second, those of the other sequences in the forward included."""
-    over, length = inputs.overheads, decision.draft_length
-    verify = _seconds(inputs, decision.rows) + (inputs.ahead_extra if decision.window > 1 else 0.0)
-    others = inputs.other_tokens / verify
     if decision.off:
-        return others + 1 / _positive(verify + over.plain, verify)
-    reach = _reach(inputs, decision)
-    expected = 1 + sum(reach)
-    draft = inputs.draft(length)
-    round_trip = _positive(verify + draft + inputs.link + over.wait, verify)
-    if decision.window == 1:
-        return others + expected / round_trip
-    # A run: one block that was waited for, then hits as long as everything is right, the guess of the bonus included.
-    bonus = inputs.ahead * inputs.acceptance[min(length, len(inputs.acceptance) - 1)]
-    first_hit = reach[-1] * bonus
-    again = (reach[-2] if length > 1 else 1.0) * bonus
-    hits = first_hit / (1 - min(again, 0.999))
-    hit_time = _positive(max(verify, draft, round_trip / decision.window) + over.hit, verify)
-    tokens = expected + hits * (expected - reach[-1])
-    return others + tokens / (_positive(round_trip + over.miss, verify) + hits * hit_time)
+        verify = _verify(inputs, 1)
+        return inputs.other_tokens / verify + 1 / _at_least(verify + inputs.overheads.plain, verify)
+    shape = next(s for s in _shapes(inputs, decision.width) if s.length == decision.draft_length)
+    return _waiting(inputs, shape) if decision.window == 1 else _ahead(inputs, shape, decision.window)
 
 
-def _options(inputs: Inputs) -> Iterator[Decision]:
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A block: its expected tokens with the correction or bonus, the chance that all of it is accepted, and the same
+    one candidate earlier; seconds to verify and to draft it."""
+
+    length: int
+    expected: float
+    full: float
+    full_before: float
+    verify: float
+    draft: float
+
+
+def _shapes(inputs: Inputs, width: int) -> Iterator[_Shape]:
+    missed_by_siblings = (1 - inputs.rescue) ** (width - 1)
+    expected, full = 1.0, 1.0
+    for length, rate in enumerate(inputs.acceptance[: inputs.max_draft_length], 1):
+        before, full = full, full * (1 - (1 - rate) * missed_by_siblings)
+        expected += full
+        yield _Shape(length, expected, full, before, _verify(inputs, 1 + length * width), inputs.draft(length))
+
+
+def _waiting(inputs: Inputs, shape: _Shape) -> float:
+    """Stop-and-wait: everything one after the other."""
+    round_trip = shape.verify + shape.draft + inputs.link + inputs.overheads.wait
+    return inputs.other_tokens / shape.verify + shape.expected / _at_least(round_trip, shape.verify)
+
+
+def _ahead(inputs: Inputs, shape: _Shape, window: int) -> float:
+    """A run: one block that was waited for, then hits as long as everything is right, the guess of the bonus included.
+    On a hit the longer of verify and draft is what takes time, if the window is large enough."""
+    over, verify = inputs.overheads, shape.verify + inputs.ahead_extra
+    bonus = inputs.ahead * inputs.acceptance[min(shape.length, len(inputs.acceptance) - 1)]
+    hits = shape.full * bonus / (1 - min(shape.full_before * bonus, 0.999))
+    round_trip = _at_least(verify + shape.draft + inputs.link + over.wait, verify)
+    hit_time = _at_least(max(verify, shape.draft, round_trip / window) + over.hit, verify)
+    run_time = _at_least(round_trip + over.miss, verify) + hits * hit_time
+    tokens = shape.expected + hits * (shape.expected - shape.full)
+    return inputs.other_tokens / verify + tokens / run_time
+
+
+def _options(inputs: Inputs) -> Iterator[tuple[Decision, float]]:
     """Each length and width, stop-and-wait and with the smallest window that hides what can be hidden."""
     for width in range(1, inputs.max_width + 1):
-        for length in range(1, min(inputs.max_draft_length, len(inputs.acceptance)) + 1):
-            yield Decision(length, width)
+        for shape in _shapes(inputs, width):
+            yield Decision(shape.length, width), _waiting(inputs, shape)
             if inputs.max_window > 1:
-                verify, draft = _seconds(inputs, 1 + length * width) + inputs.ahead_extra, inputs.draft(length)
-                whole = verify + draft + inputs.link + inputs.overheads.wait
-                enough = math.ceil(whole / max(verify, draft, 1e-9) - 1e-9)
-                yield Decision(length, width, min(max(enough, 2), inputs.max_window))
+                verify = shape.verify + inputs.ahead_extra
+                round_trip = verify + shape.draft + inputs.link + inputs.overheads.wait
+                enough = math.ceil(round_trip / max(verify, shape.draft) - 1e-9)
+                window = min(max(enough, 2), inputs.max_window)
+                yield Decision(shape.length, width, window), _ahead(inputs, shape, window)
 
 
 def _allowed(inputs: Inputs, decision: Decision) -> bool:
@@ -130,20 +157,10 @@ def _allowed(inputs: Inputs, decision: Decision) -> bool:
     )
 
 
-def _reach(inputs: Inputs, decision: Decision) -> list[float]:
-    """Chance that each depth is accepted, all above included."""
-    missed_by_all = (1 - inputs.rescue) ** (decision.width - 1)
-    reach, chance = [], 1.0
-    for rate in inputs.acceptance[: decision.draft_length]:
-        chance *= 1 - (1 - rate) * missed_by_all
-        reach.append(chance)
-    return reach
-
-
-def _seconds(inputs: Inputs, rows: int) -> float:
+def _verify(inputs: Inputs, rows: int) -> float:
     return max(inputs.verify(inputs.other_rows + rows), 1e-6)
 
 
-def _positive(seconds: float, verify: float) -> float:
+def _at_least(seconds: float, verify: float) -> float:
     """Estimates of overheads may be negative; a round is never shorter than half its verify."""
     return max(seconds, verify / 2)

@@ -209,7 +209,7 @@ class GoodputPolicy:
             others = self._target.others(1, 1)[0] if self._target.shared else 0.0
             self._target.plain_overhead.observe(step.duration - self._target.seconds(others + 1))
         if self._drafter is not None and step.duration is not None:
-            self._drafter.fade_ahead()
+            self._drafter.fade_waiting()
 
 
 def _reach(acceptance: Sequence[float]) -> list[float]:

@@ -148,7 +148,7 @@ def test_probes_back_off_and_a_promising_one_is_followed_at_once() -> None:
             tokens += 1
         waits.append(tokens)
         probing.started()
-        assert not probing.due
+        assert probing.waiting
         probing.failed()
     assert waits == sorted(waits)
     assert waits[0] < waits[1] == LONGEST

@@ -159,7 +159,9 @@ def _set_grammar(message: pb.GenerateRequest, options: GenerateOptions) -> None:
     values: Mapping[str, Any] = {**options}
     given = [name for name in _GRAMMARS if values.get(name) not in (None, False)]
     if len(given) > 1:
-        raise InvalidRequest(f"give at most one of {', '.join(_GRAMMARS)} ({' and '.join(given)} given)", "grammar")
+        raise InvalidRequest(
+            f"give at most one of {', '.join(_GRAMMARS)} ({' and '.join(given)} given)", field="grammar"
+        )
     for name in given:
         value = values[name]
         if name == "choice":

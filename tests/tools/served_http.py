@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from services import grammar_check
 from services.gateway import Gateway, Generator
 from services.http.app import HttpConfig, make_app
 from services.http.server import HttpServer
@@ -21,7 +22,9 @@ async def served_http(
     render_metrics: Callable[[], bytes] | None = None,
 ) -> AsyncIterator[str]:
     """Yields the URL, without /v1."""
-    app = make_app(Gateway(scheduler), config, ready=ready, render_metrics=render_metrics)
+    app = make_app(
+        Gateway(scheduler, check_grammar=grammar_check.check), config, ready=ready, render_metrics=render_metrics
+    )
     server = HttpServer(app, "127.0.0.1", 0)
     try:
         yield await server.start()

@@ -116,7 +116,7 @@ class Driver:
             len(self.log),
             verifying.worker.name if verifying.worker else "",
             drafter.name if drafter else "",
-            tuple(self.log.token_ids),
+            self.log.token_ids,
         )
 
     async def events(self) -> AsyncGenerator[Event, None]:

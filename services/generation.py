@@ -68,8 +68,8 @@ class UserRequest:
     """As the user gave it. None: absent, and the default of the API holds. timeout: seconds from now.
 
     prompt None: none was given. model empty: the only one served. stop_token_ids: beside those of the model, which
-    ignore_eos leaves out. bad_words: as text. stop: the answer ends before the first of these texts, or behind it with
-    include_stop_str_in_output. n: choices. top_logprobs: None for no logprobs, 0 for those of the answer's own tokens.
+    ignore_eos leaves out. bad_words: as text; bad_word_ids: more of them, as token ids. stop: the answer ends before
+    the first of these texts, or behind it with include_stop_str_in_output. n: choices. top_logprobs: None for no logprobs, 0 for those of the answer's own tokens.
     logprobs_of None: raw. echo: the answer begins with the prompt. accept_rule None: the deployment's.
     """
 
@@ -87,6 +87,7 @@ class UserRequest:
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     n: int | None = None

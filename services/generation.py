@@ -110,7 +110,8 @@ class UserRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStarted:
-    """index: which of the n choices, here and in the events below. With `seed` the choice can be replayed exactly."""
+    """index: which of the n choices, here and in the events below. seed: with it the choice can be replayed exactly,
+    unless its accept rule is one that tests ratios."""
 
     index: int
     sequence_id: str

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -19,7 +19,7 @@ HELLO: list[Any] = [{"role": "user", "content": "say hello"}]
 CHAT = "/v1/chat/completions"
 
 
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     body = response.json()
     assert body.keys() == {"error"}
@@ -262,7 +262,7 @@ async def test_keys_guard_everything_but_the_probes() -> None:
             with pytest.raises(openai.AuthenticationError) as caught:
                 await client.chat.completions.create(model="bytes", messages=HELLO)
             assert caught.value.code == "invalid_api_key"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as raw:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as raw:
             assert [(await raw.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
             for path in ("/v1/models", "/version", "/metrics", "/openapi.json", "/nothing"):
                 error_of(await raw.get(path), 401)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 
 from services.http.bodies import GenerationBody
 from services.http.chat_body import ChatBody
@@ -117,7 +117,7 @@ async def test_a_mutated_body_is_answered_or_refused_by_name() -> None:
     mutated: Counter[str] = Counter()
     async with (
         http_system(LAW, [TableDrafter(LAW)]) as (_, _, url),
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
+        httpx2.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
     ):
         for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
             assert (await client.post(path, json=body)).status_code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import httpx
+import httpx2
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from services import grammar_check
@@ -51,10 +51,10 @@ async def served_raw(
     config: HttpConfig | None = None,
     ready: Callable[[], bool] = lambda: True,
     render_metrics: Callable[[], bytes] | None = None,
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     """Bytes as they are, for what the official client would not send or hides."""
     async with (
         served_http(scheduler, config, ready, render_metrics) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
+        httpx2.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
     ):
         yield client

@@ -179,6 +179,9 @@ def test_all_ones_behind_what_the_grammar_forbids_and_behind_a_stop_token() -> N
     for answer in (spelled("x"), [STOP], [*spelled('{"'), STOP], [SYSTEM], [VOCABULARY + 1], [-1], [10**6]):
         for rest in ([], spelled('"name"')):
             assert _allowed(grammar, [*answer, *rest]) == EVERYTHING
+    may_end = Grammar(GrammarKind.REGEX, "a(bc)?")
+    assert _allowed(may_end, spelled("a")) >= {STOP, token_id("b")}
+    assert _allowed(may_end, [*spelled("a"), STOP]) == EVERYTHING
 
 
 def test_only_stop_tokens_at_the_end_of_the_grammar() -> None:

@@ -69,8 +69,9 @@ class UserRequest:
 
     prompt None: none was given. model empty: the only one served. stop_token_ids: beside those of the model, which
     ignore_eos leaves out. bad_words: as text; bad_word_ids: more of them, as token ids. stop: the answer ends before
-    the first of these texts, or behind it with include_stop_str_in_output. n: choices. top_logprobs: None for no logprobs, 0 for those of the answer's own tokens.
-    logprobs_of None: raw. echo: the answer begins with the prompt. accept_rule None: the deployment's.
+    the first of these texts, or behind it with include_stop_str_in_output. n: choices. top_logprobs: None for no
+    logprobs, 0 for those of the answer's own tokens. logprobs_of None: raw. echo: the answer begins with the prompt.
+    accept_rule None: the deployment's.
     """
 
     prompt: Prompt | None

@@ -127,6 +127,7 @@ async def test_what_the_sdk_is_given_is_what_the_scheduler_is_asked() -> None:
             "frequency_penalty": 0.25,
             "logit_bias": {9: 1.0, 5: -100.0},
             "bad_words": ["no"],
+            "bad_word_ids": [[1, 2]],
             "allowed_token_ids": [97, 98],
             "top_logprobs": 0,
             "logprobs_of": "processed",
@@ -140,7 +141,7 @@ async def test_what_the_sdk_is_given_is_what_the_scheduler_is_asked() -> None:
         presence_penalty=-0.5,
         frequency_penalty=0.25,
         logit_bias=((5, -100.0), (9, 1.0)),
-        bad_words=((110, 111),),
+        bad_words=((110, 111), (1, 2)),
         allowed_token_ids=(97, 98),
         accept_rule=AcceptRule.BLOCK,
     )

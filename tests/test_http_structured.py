@@ -13,13 +13,11 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat import ChatCompletion, ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
-from specdec.messages import TokenizerBundle
-from tools.deployment import quick_config
-from tools.grammar_system import SCHEMAS, GrammarDeployment, MaskedContinuation, table_model
-from tools.grammar_vocabulary import PLACEHOLDERS, SPECIAL, STOP, TOKENS, VOCABULARY, byte_level_json
-from tools.scripted import Script, ScriptedDrafter, WrongFrom, oracle
-from tools.served_http import served_openai
-from tools.tool_template import TOOL_TEMPLATE
+from tools.grammar_system import SCHEMAS, GrammarDeployment
+from tools.grammar_vocabulary import VOCABULARY
+from tools.http_system import structured_system
+from tools.scripted import Script, WrongFrom, oracle
+from tools.served_http import openai_client
 
 ANTI = WrongFrom(0, VOCABULARY)
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "fill it in"}]
@@ -44,14 +42,8 @@ REST: ChatCompletionFunctionToolParam = {
 
 @asynccontextmanager
 async def deployment(script: Script) -> AsyncIterator[tuple[AsyncOpenAI, GrammarDeployment]]:
-    drafter = ScriptedDrafter(script, MaskedContinuation())
-    async with GrammarDeployment([table_model()], [drafter], quick_config(5)) as system:
-        tokenizer_json = byte_level_json(TOKENS, SPECIAL, PLACEHOLDERS)
-        bundle = TokenizerBundle("table", tokenizer_json, TOOL_TEMPLATE, None, (STOP,), 4096, VOCABULARY)
-        system.targets[0].bundle = bundle
-        async with served_openai(system.scheduler) as client:
-            yield client, system
-        await system.idle()
+    async with structured_system(script) as (url, system), openai_client(url) as client:
+        yield client, system
 
 
 @pytest.mark.parametrize("script", [oracle, ANTI], ids=["oracle", "anti"])

@@ -1,4 +1,4 @@
-"""Kind 8: every sampling parameter does what it does plainly, whatever was drafted, and plainly what transformers does."""
+"""Kind 8: every sampling parameter does what it does plainly, whatever was drafted; plainly, what transformers does."""
 
 from __future__ import annotations
 

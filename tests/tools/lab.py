@@ -27,7 +27,7 @@ from specdec.drafter import Drafter
 from specdec.engine.model import LanguageModel
 from specdec.grammar import MaskFactory
 from specdec.grammars import check
-from specdec.messages import DraftItem, DraftResult, Identity, TargetItem, TargetResult, TokenizerBundle
+from specdec.messages import DraftBlock, DraftItem, DraftResult, Identity, TargetItem, TargetResult, TokenizerBundle
 from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
 from tools.characters import Writer
@@ -161,18 +161,20 @@ class Station:
         (choice,) = await self.ask(request)
         return choice
 
-    def kill_drafter_after(self, batches: int) -> None:
-        """SIGKILL, once the drafter has sent so many batches of blocks."""
+    def kill_drafter_after(self, blocks: int) -> None:
+        """SIGKILL, once the drafter has sent so many blocks; what it would send behind them is lost."""
         draft = self.draft
         assert draft is not None
-        left = batches
+        left = blocks
 
         def count(results: list[DraftResult]) -> list[DraftResult]:
             nonlocal left
-            left -= 1
-            if left < 0 and draft.reachable:
+            if left > 0:
+                left -= sum(isinstance(result.body, DraftBlock) for result in results)
+                return results
+            if draft.reachable:
                 draft.kill()
-            return results if left >= 0 else []
+            return []
 
         draft.meddle = count
 

@@ -15,17 +15,20 @@ import pytest
 
 from outrider.v1 import generation_service_pb2_grpc as generation_grpc
 from scheduler.audit import AuditCase, AuditConfig, Difference, Mismatch
+from scheduler.errors import InvalidRequest
 from scheduler.request import Finished, GenerationRequest, Speculation, SpeculationSummary
 from services import generation_servicer
 from services.audit_files import AuditFolder, InvalidAuditFile, as_dict, read
 from services.channel import open_channel
 from services.gateway import Gateway
+from services.generation import TokenPrompt, UserRequest
 from services.generation_servicer import GenerationServicer
 from services.replay import Replayed, first_difference, replay
 from services.server import Server, ServerConfig
 from services.settings import SchedulerSettings, load
+from services.validation import check_request, check_token_ids
 from specdec.commit import FinishReason
-from specdec.params import Grammar, GrammarKind, SamplingParams, StopConditions
+from specdec.params import AcceptRule, Grammar, GrammarKind, SamplingParams, StopConditions
 from tools.cases import GREEDY, SAMPLED
 from tools.deployment import Deployment, quick_config
 from tools.planted import shift_verify_rows
@@ -221,3 +224,13 @@ def test_settings_reach_the_audit() -> None:
 
     assert settings.audit_config() == AuditConfig(share=0.5, noise=0.25, log_content=True)
     assert load(SchedulerSettings).settings.audit_config() == AuditConfig(share=0.01, noise=0.0)
+
+
+@pytest.mark.parametrize("words", [((64,),), ((1,), (2, 64)), ((),), ((1,),) * 513])
+def test_bad_words_as_token_ids_are_refused_by_name(words: tuple[tuple[int, ...], ...]) -> None:
+    request = UserRequest(TokenPrompt((1,)), bad_word_ids=words)
+
+    with pytest.raises(InvalidRequest) as refused:
+        check_request(request, AcceptRule.INVARIANT)
+        check_token_ids(request, 64)
+    assert refused.value.field == "bad_word_ids"

@@ -206,6 +206,25 @@ async def test_work_ends_a_replay_at_once() -> None:
     assert len(answer.token_ids) == 5
 
 
+async def test_work_of_another_scheduler_ends_a_replay_too() -> None:
+    metrics = Metrics()
+    model = TableModel(LAW)
+    async with deployment(metrics, model) as system:
+        other = Scheduler(replace(quick_config(), scheduler_id="other"), system.network.make_link, MemoryRecorder())
+        other.add_worker(Role.TARGET, "target-0")
+        await until(lambda: other.ready, "the other scheduler is ready")
+        await system.generate(GenerationRequest((1, 2, 3), GREEDY, max_tokens=300))
+        before = opens(system)
+        model.delay = 0.01  # 3 s to replay it
+        await until(lambda: opens(system) > before, "the replay is open")
+        running = other.generate(GenerationRequest((4, 5), GREEDY, max_tokens=400))
+        await anext(running)
+        assert await audited(metrics, 1) == {"abandoned": 1}
+        model.delay = 0.0
+        await running.aclose()
+        await other.close()
+
+
 async def test_what_does_not_fit_into_the_queue_is_dropped() -> None:
     metrics = Metrics()
     async with deployment(metrics, TableModel(LAW), replace(EVERY, queue=2)) as system:

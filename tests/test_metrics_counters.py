@@ -197,6 +197,16 @@ async def test_a_failing_drafter_is_a_fallback() -> None:
     assert by_label(metrics, names.FALLBACK).get("failed", 0) >= 1
 
 
+async def test_blocks_that_come_twice_are_counted_as_stale() -> None:
+    metrics = Metrics()
+    async with deployment(metrics, WrongFrom(1, VOCABULARY)) as system:
+        system.drafts[0].meddle = lambda results: [result for result in results for _ in range(2)]
+        answer = await system.generate(request(max_tokens=40))
+
+    assert answer.finished is not None
+    assert value(metrics, names.STALE_BLOCKS) == answer.finished.speculation.num_stale_blocks > 0
+
+
 async def test_a_lost_target_is_a_failover() -> None:
     metrics = Metrics()
     async with deployment(metrics, oracle) as system:

@@ -20,6 +20,9 @@ MAX_CANDIDATES = 256
 
 WEIGHT_LIMIT = 2**32
 
+TOKEN_ID_LIMIT = 2**31
+"""Token ids are below it, whatever the vocabulary."""
+
 
 class InvalidCandidates(ValueError):
     """The candidates are no tree, or a token id is not in the vocabulary."""

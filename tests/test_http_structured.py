@@ -10,14 +10,23 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tokenizers
 from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat import ChatCompletion, ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
+from services.http.chat_body import ChatBody
+from services.http.grammars import tool_call_grammar
+from services.tokenizer import Tokenizer
+from services.tools import CLOSE, OPEN, marks_are_tokens, parse_tool_calls
+from specdec.grammars import Grammars
+from specdec.messages import TokenizerBundle
 from tools.grammar_system import SCHEMAS, GrammarDeployment
 from tools.grammar_vocabulary import VOCABULARY
 from tools.http_system import structured_system
 from tools.scripted import Script, WrongFrom, oracle
+from tools.scripted_scheduler import END_ID, bytes_tokenizer
 from tools.served_http import openai_client
+from tools.tool_template import TOOL_TEMPLATE
 
 ANTI = WrongFrom(0, VOCABULARY)
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "fill it in"}]
@@ -154,3 +163,23 @@ async def test_what_cannot_be_kept_is_refused_by_the_name_it_was_asked_by(fields
         with pytest.raises(BadRequestError) as caught:
             await client.chat.completions.create(model="table", messages=ASK, extra_body=fields)
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+def test_a_call_is_written_with_the_marks_that_the_vocabulary_has(as_tokens: bool) -> None:
+    """Qwen2.5 has a token for each: one that is spelled in letters would be none that it ever saw."""
+    inner = tokenizers.Tokenizer.from_str(bytes_tokenizer().decode())
+    if as_tokens:
+        inner.add_tokens([tokenizers.AddedToken(mark, special=False) for mark in (OPEN, CLOSE)])
+    size = inner.get_vocab_size()
+    tokenizer = Tokenizer(TokenizerBundle("bytes", inner.to_str().encode(), TOOL_TEMPLATE, None, (END_ID,), 1024, size))
+    assert marks_are_tokens(tokenizer) is as_tokens
+    body = ChatBody.model_validate({"messages": ASK, "tools": [POINT], "tool_choice": "required"})
+    grammar = tool_call_grammar(body.forced_tools, True, marks_are_tokens(tokenizer))
+    call = '<tool_call>\n{"name": "point", "arguments": {"x": 1, "red": true}}\n</tool_call>'
+    answer = tokenizer.encode(f"{call}\n{call}")
+    assert (len(answer) < 2 * len(call)) is as_tokens
+    mask = Grammars(inner.to_str().encode(), size, [END_ID])(grammar)
+    for i, token_id in enumerate([*answer, END_ID]):
+        assert mask.allowed(answer[:i])[token_id // 8] >> token_id % 8 & 1, f"token {i}"
+    assert len(parse_tool_calls(tokenizer.decode(answer))[1]) == 2

@@ -82,7 +82,7 @@ def sampling_of(
     except ValueError as error:
         message = str(error)
         raise InvalidRequest(message.split(" ", 1)[0], message) from None  # the message begins with the field
-    if sampling.repetition_penalty < MIN_REPETITION_PENALTY:
+    if sampling.repetition_penalty < float32(MIN_REPETITION_PENALTY):
         value = f"{sampling.repetition_penalty:g}"
         raise InvalidRequest("repetition_penalty", f"repetition_penalty is {value}, must be in [0.01, 100]")
     return sampling

@@ -281,10 +281,10 @@ class Auditor:
         return PlainRun(sequence_id, self._scheduler.scheduler_id, target, log, case.request.sampling, case.replay_stop)
 
     async def _report(self, mismatch: Mismatch) -> None:
-        self._count("mismatch")
         self._counters.add(metrics.AUDIT_MISMATCHES)
         advice = await asyncio.to_thread(self._on_mismatch, mismatch)
         _log.error("%s; %s", describe(mismatch), advice)
+        self._count("mismatch")
         if self._config.log_content:
             case, difference = mismatch.case, mismatch.difference
             _log.error(

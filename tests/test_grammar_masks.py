@@ -202,9 +202,12 @@ def test_a_stop_token_that_is_plain_text_ends_nothing_early() -> None:
 
 
 def test_blanks_between_the_parts_of_json_have_an_end() -> None:
-    blanks = spelled("{" + " " * 64)
-    assert token_id(" ") in _allowed(schema(PERSON), blanks[:-1])
-    assert _allowed(schema(PERSON), blanks) == {token_id('"'), token_id('"name"')}
+    """One blank, or one line end with some indentation."""
+    assert token_id(" ") in _allowed(schema(PERSON), spelled("{"))
+    assert _allowed(schema(PERSON), spelled("{ ")) == {token_id('"'), token_id('"name"')}
+    indented = spelled("{\n" + " " * 20)
+    assert token_id(" ") in _allowed(schema(PERSON), indented[:-1])
+    assert _allowed(schema(PERSON), indented) == {token_id('"'), token_id('"name"')}
 
 
 def test_json_object_is_an_object() -> None:

@@ -87,9 +87,9 @@ def write_page() -> None:
     """`docs/benchmarks.md` from all results."""
     parts = [
         "# Measured results",
-        "Made by `make bench`; every table names its command. Figures are medians of interleaved runs (means where the\n"
-        "section says so) with a bootstrap interval of 95 %. Compare ratios within one table, not absolute times between\n"
-        "machines.",
+        "Made by `make bench`; every table names its command. Figures are medians of interleaved runs (means where\n"
+        "the section says so) with a bootstrap interval of 95 %. Compare ratios within one table, not absolute times\n"
+        "between machines.",
     ]
     for path in sorted(RESULTS.glob("*.json")):
         parts.append(_section(json.loads(path.read_text())))

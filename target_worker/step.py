@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specdec.candidates import EMPTY
 from specdec.engine.model import LanguageModel
 from specdec.messages import Committed, Failure, Prefilled, TargetResult
 from specdec.sampling import DegenerateLogits
@@ -80,4 +81,6 @@ def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, step_time: f
     )
     header = sequence.header(length)
     sequence.append(committed, time.monotonic())
+    if decision.at_bad_row:
+        sequence.pending = EMPTY
     return TargetResult(header, committed)

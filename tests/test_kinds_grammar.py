@@ -22,6 +22,12 @@ from tools.table_model import TableModel
 
 WRITER = byte_level()
 LAW = WRITER.law()
+INNER = {
+    "type": "object",
+    "properties": {"b": {"type": "boolean"}},
+    "required": ["b"],
+    "additionalProperties": False,
+}
 WORD = {"type": "string", "pattern": "^[a-z好é]{1,6}$"}
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {"type": "object", "properties": {"name": WORD}, "required": ["name"], "additionalProperties": False},
@@ -29,7 +35,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {"enum": ["red", "好世界", {"a": None}, 12]},
     {
         "type": "object",
-        "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}, "c": WORD},
+        "properties": {"a": INNER, "c": WORD},
         "required": ["a", "c"],
         "additionalProperties": False,
     },

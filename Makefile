@@ -21,10 +21,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Workers that spin while they wait starve each other on shared cores; read once, when torch is imported.
 export OMP_WAIT_POLICY := passive
-test test-slow: export OMP_NUM_THREADS := 2
+test test-slow test-mutants: export OMP_NUM_THREADS := 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-slow check protos check-protos format bench clean
+.PHONY: help setup run demo test test-slow test-mutants check protos check-protos format bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test: $(VENV)/.dev ## Run the tests (ARGS="-k name" selects)
 
 test-slow: $(VENV)/.dev ## Run all tests, the slow ones included
 	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+test-mutants: $(VENV)/.dev ## Plant faulty samplers one by one; each must fail the test that names it
+	PYTHONPATH=.:tests $(PY) -m mutants
 
 check: $(VENV)/.dev ## Lint, formatting, types, import direction, protos: all of them, then fail if any did
 	@failed=; for check in "$(PY) -m ruff check" "$(PY) -m ruff format --check" $(VENV)/bin/lint-imports "$(PY) -m mypy" \

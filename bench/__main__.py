@@ -13,17 +13,23 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from bench import report
 
-NAMES = ("rounds", "engine", "concurrency", "pair")
+STOCK = ("plain", "assisted")
+NAMES = ("rounds", "engine", "concurrency", "pair", "acceptance")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], default=[], help=f"of {', '.join(NAMES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; none: all")
     parser.add_argument("--data", type=Path, default=report.ROOT.parent / "shared" / "data", help="HumanEval's folder")
-    parser.add_argument("--prompts", type=int, default=20, help="HumanEval prompts of `pair`")
+    parser.add_argument("--prompts", type=int, default=20, help="HumanEval prompts of `pair` and `acceptance`")
     parser.add_argument("--tokens", type=int, default=128, help="tokens per answer of `pair`")
-    parser.add_argument("--no-stock", action="store_true", help="`pair` without transformers' own generate")
+    parser.add_argument(
+        "--stock", nargs="*", choices=STOCK, default=list(STOCK), help="transformers' generate in `pair`"
+    )
     options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(NAMES))
+    if unknown:
+        parser.error(f"no benchmark is named {unknown[0]}: {', '.join(NAMES)}")
     for name in options.names or NAMES:
         print(f"{name} ...", file=sys.stderr)
         run(name, options)
@@ -31,7 +37,7 @@ def main() -> None:
 
 
 def run(name: str, options: argparse.Namespace) -> None:
-    from bench import concurrency, engine, pair, rounds
+    from bench import acceptance, concurrency, engine, pair, rounds
 
     command = f"python -m bench {name}"
     if name == "rounds":
@@ -40,9 +46,11 @@ def run(name: str, options: argparse.Namespace) -> None:
         engine.main(command)
     elif name == "concurrency":
         concurrency.main(command)
+    elif name == "acceptance":
+        acceptance.main(f"{command} --prompts {options.prompts}", options.data, options.prompts)
     else:
-        command += f" --prompts {options.prompts} --tokens {options.tokens}" + " --no-stock" * options.no_stock
-        pair.main(command, options.data, options.prompts, options.tokens, not options.no_stock)
+        command += f" --prompts {options.prompts} --tokens {options.tokens} --stock {' '.join(options.stock)}".rstrip()
+        pair.main(command, options.data, options.prompts, options.tokens, tuple(options.stock))
 
 
 if __name__ == "__main__":

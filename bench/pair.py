@@ -91,7 +91,7 @@ async def ours(up: Up, prompt: str, tokens: int, speculation: Literal["on", "off
     }
 
 
-async def measure(data: Path, count: int, tokens: int, stock: Stock | None) -> list[dict[str, Any]]:
+async def measure(data: Path, count: int, tokens: int, contestants: dict[str, Generate]) -> list[dict[str, Any]]:
     arguments = ("--model", TARGET, "--draft-model", DRAFT, "--threads", str(THREADS))
     rows: list[dict[str, Any]] = []
     async with Up(*arguments) as up:
@@ -100,26 +100,27 @@ async def measure(data: Path, count: int, tokens: int, stock: Stock | None) -> l
             row: dict[str, Any] = {"prompt": i}
             row["plain"] = await ours(up, prompt, tokens, "off")
             row["speculative"] = await ours(up, prompt, tokens, "on")
-            if stock is not None:
-                for name, run in (("stock_plain", stock.plain), ("stock_assisted", stock.assisted)):
-                    ids, seconds = run(prompt)
-                    row[name] = {"token_ids": ids, "seconds": seconds}
+            for name, run in contestants.items():
+                ids, seconds = run(prompt)
+                row[name] = {"token_ids": ids, "seconds": seconds}
             rows.append(row)
             shown = ", ".join(f"{key} {row[key]['seconds']:.1f} s" for key in row if key != "prompt")
             print(f"prompt {i + 1} of {count}: {shown}", file=sys.stderr)
     return rows
 
 
-def main(command: str, data: Path, count: int = 20, tokens: int = 128, with_stock: bool = True) -> None:
-    stock = Stock(tokens) if with_stock else None
-    rows = asyncio.run(measure(data, count, tokens, stock))
+def main(
+    command: str, data: Path, count: int = 20, tokens: int = 128, stock: tuple[str, ...] = ("plain", "assisted")
+) -> None:
+    contestants: dict[str, Generate] = {}
+    if stock:
+        models = Stock(tokens)
+        runs = {"plain": models.plain, "assisted": models.assisted}
+        contestants = {f"transformers_{name}": runs[name] for name in stock}
+    rows = asyncio.run(measure(data, count, tokens, contestants))
     ratios = {"qwen.outrider_vs_own_plain": _speedup(rows, "plain", "at least 1.5")}
-    if with_stock:
-        ratios["qwen.outrider_vs_transformers_plain"] = _speedup(rows, "stock_plain")
-        ratios["qwen.outrider_vs_transformers_assisted"] = _speedup(rows, "stock_assisted")
-        ratios["qwen.transformers_assisted_vs_its_plain"] = report.ratio(
-            [row["stock_plain"]["seconds"] / row["stock_assisted"]["seconds"] for row in rows]
-        )
+    for name in contestants:
+        ratios[f"qwen.outrider_vs_{name}"] = _speedup(rows, name)
     same = sum(row["plain"]["token_ids"] == row["speculative"]["token_ids"] for row in rows)
     rates = [row["speculative"]["acceptance_rate"] for row in rows]
     notes = (

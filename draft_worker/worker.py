@@ -12,7 +12,7 @@ import time
 from draft_worker.config import DraftConfig
 from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
-from specdec.candidates import EMPTY, CandidateTree
+from specdec.candidates import EMPTY, TOKEN_ID_LIMIT, CandidateTree, InvalidCandidates
 from specdec.drafter import Abandoned, Drafter, DraftJob
 from specdec.grammar import MaskFactory
 from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity
@@ -94,12 +94,20 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
                 outgoing[sequence.session].append(DraftResult(header, DraftBlock(tree, now - since)))
             sequence.sent(tree, now)
 
+    def _checked(self, tree: CandidateTree) -> CandidateTree | Exception:
+        """A drafter that proposes no tree of real ids fails for that sequence only."""
+        try:
+            tree.validate(self.identity.vocabulary_size or TOKEN_ID_LIMIT)
+        except InvalidCandidates as error:
+            return error
+        return tree
+
     def _propose(self, jobs: list[DraftJob], abandoned: Abandoned) -> list[CandidateTree | Exception]:
         """One tree per job. After an exception each half is tried alone, so that one bad job ends no neighbour's."""
         limit = self._drafter.context_length
         possible = [job for job in jobs if not limit or len(job.log) < limit]
         try:
-            drafted = self._drafter.draft(possible, abandoned)
+            drafted = [self._checked(tree) for tree in self._drafter.draft(possible, abandoned)]
             trees = dict(zip((job.sequence_id for job in possible), drafted, strict=True))
             return [trees.get(job.sequence_id, EMPTY) for job in jobs]
         except Exception as error:

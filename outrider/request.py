@@ -57,7 +57,8 @@ class GenerateOptions(TypedDict, total=False):
     messages, token_ids: instead of a text prompt; messages have `role` and `content`, and as in OpenAI's API
     `tool_calls`, `tool_call_id` and `name`. tools: OpenAI's tool definitions, for messages. model: empty is the only
     one served. stop: texts before which the answer ends. stop_token_ids: beside those of the model, which ignore_eos
-    leaves out. logit_bias: by token id, in [-100, 100]. bad_words: texts that the answer must not hold. n: choices.
+    leaves out. logit_bias: by token id, in [-100, 100]. bad_words: texts that the answer must not hold;
+    bad_word_ids: the same as token ids. n: choices.
     top_logprobs: 0 tells those of the answer's own tokens. echo: the answer begins with the prompt.
 
     At most one of json_schema (JSON text, or the schema as a mapping), json_object, regex, choice and lark (a grammar
@@ -80,6 +81,7 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float]
     bad_words: Sequence[str]
+    bad_word_ids: Sequence[Sequence[int]]
     allowed_token_ids: Sequence[int]
     seed: int | None
     n: int | None
@@ -124,6 +126,8 @@ def encode_request(prompt: str | None, options: GenerateOptions) -> pb.GenerateR
     _set_grammar(message, options)
     message.stop_token_ids.extend(_token_ids("stop_token_ids", options.get("stop_token_ids", ())))
     message.allowed_token_ids.extend(_token_ids("allowed_token_ids", options.get("allowed_token_ids", ())))
+    for word in options.get("bad_word_ids", ()):
+        message.bad_word_ids.add(token_ids=_token_ids("bad_word_ids", word))
     logit_bias = options.get("logit_bias", {})
     for token_id, bias in zip(_token_ids("logit_bias", list(logit_bias)), logit_bias.values(), strict=True):
         message.logit_bias.add(token_id=token_id, bias=bias)
@@ -159,7 +163,9 @@ def _set_grammar(message: pb.GenerateRequest, options: GenerateOptions) -> None:
     values: Mapping[str, Any] = {**options}
     given = [name for name in _GRAMMARS if values.get(name) not in (None, False)]
     if len(given) > 1:
-        raise InvalidRequest(f"give at most one of {', '.join(_GRAMMARS)} ({' and '.join(given)} given)", "grammar")
+        raise InvalidRequest(
+            f"give at most one of {', '.join(_GRAMMARS)} ({' and '.join(given)} given)", field="grammar"
+        )
     for name in given:
         value = values[name]
         if name == "choice":

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -151,6 +152,7 @@ class Auditor:
         self._arrived = asyncio.Event()
         self._run: PlainRun | None = None
         self._task: asyncio.Task[None] | None = None
+        self._looked_at = 0.0
 
     def start(self) -> None:
         if self._config.share > 0:
@@ -229,6 +231,17 @@ class Auditor:
                 continue
         return None
 
+    async def _has_other_work(self, target: Worker) -> bool:
+        """Besides the replay. Other schedulers are looked at every `poll` seconds."""
+        now = time.monotonic()
+        if target.sequences or now < self._looked_at + self._config.poll:
+            return bool(target.sequences)
+        self._looked_at = now
+        try:
+            return (await target.link.load()).sequences > 1
+        except LinkError:
+            return True
+
     async def _audit(self, case: AuditCase, target: Worker) -> None:
         run = self._run = self._plain_run(case, target)
         plain: list[int] = []
@@ -242,7 +255,7 @@ class Auditor:
                     difference = compare(case, plain, margins, step.finish_reason)
                     if difference is not None:
                         break
-                    if target.sequences and step.finish_reason is None:
+                    if step.finish_reason is None and await self._has_other_work(target):
                         raise Interrupted
         except Interrupted:
             self._count("abandoned")
@@ -268,10 +281,10 @@ class Auditor:
         return PlainRun(sequence_id, self._scheduler.scheduler_id, target, log, case.request.sampling, case.replay_stop)
 
     async def _report(self, mismatch: Mismatch) -> None:
-        self._count("mismatch")
         self._counters.add(metrics.AUDIT_MISMATCHES)
         advice = await asyncio.to_thread(self._on_mismatch, mismatch)
         _log.error("%s; %s", describe(mismatch), advice)
+        self._count("mismatch")
         if self._config.log_content:
             case, difference = mismatch.case, mismatch.difference
             _log.error(

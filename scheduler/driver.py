@@ -24,7 +24,7 @@ from scheduler.request import Event, Finished, GenerationRequest, Speculation, S
 from scheduler.tally import Tally
 from scheduler.verifying import Verifying
 from scheduler.worker import AnyResult, Worker
-from specdec.candidates import CandidateTree, InvalidCandidates
+from specdec.candidates import InvalidCandidates
 from specdec.commit import FinishReason
 from specdec.decision import OFF, Decision
 from specdec.goodput import Explained
@@ -42,7 +42,7 @@ from specdec.messages import (
     StaleBlock,
     TargetResult,
 )
-from specdec.params import AcceptRule, StopConditions
+from specdec.params import StopConditions
 from specdec.policy import SpeculationPolicy
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Driver:
             len(self.log),
             verifying.worker.name if verifying.worker else "",
             drafter.name if drafter else "",
-            tuple(self.log.token_ids),
+            self.log.token_ids,
         )
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -149,7 +149,7 @@ class Driver:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
         wake_at = min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
         try:
-            async with asyncio.timeout_at(None if wake_at == math.inf else _loop_time(wake_at)):
+            async with asyncio.timeout(None if wake_at == math.inf else wake_at - time.monotonic()):
                 message = await self._inbox.get()
         except TimeoutError:
             await self._passed(time.monotonic())
@@ -359,8 +359,10 @@ class Driver:
             return
         if place is Place.HERE:
             self._drafting.arrived(now, block)
-        try:
-            self._check(block.candidates)
+        target = self._verifying.worker
+        vocabulary_size = target.identity.vocabulary_size if target and target.identity else 0
+        try:  # a drafter must not end a request: what the target would refuse is not forwarded
+            block.candidates.validate_for(self.request.sampling.accept_rule, vocabulary_size)
         except InvalidCandidates as error:
             _log.warning("sequence %s: bad block from the draft worker: %s", self.sequence_id, error)
             self._draft_failed("failed", self._drafting.worker)
@@ -376,16 +378,6 @@ class Driver:
         self._verifying.verify(base, block.candidates, patience, now)
         if len(block.candidates):
             self._control.forwarded(header.base_length, header.prefix_digest, block.candidates)
-
-    def _check(self, candidates: CandidateTree) -> None:
-        """Raises InvalidCandidates for what the target would refuse: a drafter must not end a request."""
-        target, rule = self._verifying.worker, self.request.sampling.accept_rule
-        vocabulary_size = target.identity.vocabulary_size if target and target.identity else 0
-        candidates.validate(vocabulary_size)
-        if rule is not AcceptRule.INVARIANT:
-            candidates.validate_laws(vocabulary_size)
-        if rule is AcceptRule.BLOCK and not candidates.is_chain:
-            raise InvalidCandidates("candidates: the accept rule `block` takes chains only")
 
     def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:
         """No block will come for this round: the target goes on plainly. Failing twice leaves the worker alone."""
@@ -423,8 +415,3 @@ class Driver:
         self._verifying.leave(time.monotonic())
         self._control.close()
         self._recorder.forget(self.sequence_id)
-
-
-def _loop_time(monotonic: float) -> float:
-    """The event loop's time at a monotonic time."""
-    return asyncio.get_running_loop().time() + monotonic - time.monotonic()

@@ -75,7 +75,8 @@ class SequenceRecord:
     committed_length: int
     target_worker: str
     draft_worker: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    """The log; it may have grown since, so `committed_length` of them count."""
 
 
 class Recorder(Protocol):

@@ -77,7 +77,6 @@ def as_dict(mismatch: Mismatch) -> dict[str, Any]:
         "target_worker": case.target_worker,
         "audited_on": mismatch.audited_on,
         "request": MessageToDict(replay_request(case), preserving_proto_field_name=True),
-        "bad_words": [list(word) for word in case.request.sampling.bad_words],
         "served": {"token_ids": list(case.token_ids), "finish_reason": case.finish_reason.value},
         "plain": {"token_ids": list(mismatch.plain_token_ids)},
         "difference": difference,
@@ -87,8 +86,8 @@ def as_dict(mismatch: Mismatch) -> dict[str, Any]:
 
 
 def replay_request(case: AuditCase) -> pb.GenerateRequest:
-    """The request as a client would send it to get the same answer, every default resolved; but for its bad words,
-    which a client sends as text. An answer that its text ended is decoded up to there."""
+    """The request as a client would send it to get the same answer, every default resolved. An answer that its text
+    ended is decoded up to there."""
     sampling, stop = case.request.sampling, case.replay_stop
     max_tokens = stop.max_length - stop.prompt_length
     message = pb.GenerateRequest(
@@ -109,6 +108,7 @@ def replay_request(case: AuditCase) -> pb.GenerateRequest:
         logit_bias=[pb_types.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
         allowed_token_ids=sampling.allowed_token_ids,
         accept_rule=ACCEPT_RULES[sampling.accept_rule],
+        bad_word_ids=[pb_types.TokenSequence(token_ids=word) for word in sampling.bad_words],
     )
     if sampling.grammar is not None:
         message.grammar.CopyFrom(encode_grammar(sampling.grammar))
@@ -128,11 +128,6 @@ def read(path: Path) -> AuditFile:
         raise InvalidAuditFile(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InvalidAuditFile(f"{path} is not an audit file of format {FORMAT}")
-    if content.get("bad_words"):
-        raise InvalidAuditFile(
-            f"{path} cannot be replayed: its request had bad_words, which the API takes as text and the file has as "
-            "token ids"
-        )
     try:
         request = ParseDict(content["request"], pb.GenerateRequest())
         served = tuple(int(token_id) for token_id in content["served"]["token_ids"])

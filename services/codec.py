@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from outrider.v1 import types_pb2 as pb
-from specdec.candidates import CandidateTree, DraftLaw, InvalidCandidates
+from specdec.candidates import TOKEN_ID_LIMIT, CandidateTree, DraftLaw, InvalidCandidates
 from specdec.commit import FinishReason, TokenSource
 from specdec.digest import DIGEST_BYTES
 from specdec.messages import (
@@ -28,9 +28,6 @@ from specdec.messages import (
 from specdec.params import StopConditions
 
 MessageT = TypeVar("MessageT", bound=Message)
-
-TOKEN_ID_LIMIT = 2**31
-"""Token ids are below it. What a vocabulary really holds is the worker's to check."""
 
 MAX_SEQUENCE_ID_BYTES = 256
 

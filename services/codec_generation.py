@@ -63,6 +63,7 @@ def decode_request(
         model=message.model,
         logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias),
         bad_words=tuple(message.bad_words),
+        bad_word_ids=tuple(tuple(word.token_ids) for word in message.bad_word_ids),
         allowed_token_ids=tuple(message.allowed_token_ids),
         stop=tuple(message.stop),
         include_stop_str_in_output=message.include_stop_str_in_output,

@@ -68,9 +68,10 @@ class UserRequest:
     """As the user gave it. None: absent, and the default of the API holds. timeout: seconds from now.
 
     prompt None: none was given. model empty: the only one served. stop_token_ids: beside those of the model, which
-    ignore_eos leaves out. bad_words: as text. stop: the answer ends before the first of these texts, or behind it with
-    include_stop_str_in_output. n: choices. top_logprobs: None for no logprobs, 0 for those of the answer's own tokens.
-    logprobs_of None: raw. echo: the answer begins with the prompt. accept_rule None: the deployment's.
+    ignore_eos leaves out. bad_words: as text; bad_word_ids: more of them, as token ids. stop: the answer ends before
+    the first of these texts, or behind it with include_stop_str_in_output. n: choices. top_logprobs: None for no
+    logprobs, 0 for those of the answer's own tokens. logprobs_of None: raw. echo: the answer begins with the prompt.
+    accept_rule None: the deployment's.
     """
 
     prompt: Prompt | None
@@ -87,6 +88,7 @@ class UserRequest:
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     n: int | None = None
@@ -109,7 +111,8 @@ class UserRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStarted:
-    """index: which of the n choices, here and in the events below. With `seed` the choice can be replayed exactly."""
+    """index: which of the n choices, here and in the events below. seed: with it the choice can be replayed exactly,
+    unless its accept rule is one that tests ratios."""
 
     index: int
     sequence_id: str

@@ -76,9 +76,7 @@ class _GrpcLink(Generic[Item, Result]):
 
     async def load(self) -> Load:
         stub = control_grpc.ControlServiceStub(self._channel)
-        response = await self._answer(
-            stub.GetStatus(control_pb.GetStatusRequest(), timeout=self._config.call_timeout)
-        )
+        response = await self._answer(stub.GetStatus(control_pb.GetStatusRequest(), timeout=self._config.call_timeout))
         if not response.workers:
             raise LinkError(f"{self.address} is no worker")
         return codec_control.decode_load(response.workers[0].load)

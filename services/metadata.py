@@ -243,7 +243,7 @@ class RedisRecorder:
             return
         if answer == b"written":
             same_epoch = entry.record.epoch_number == record.epoch_number
-            entry.written = len(record.token_ids) if same_epoch else None
+            entry.written = record.committed_length if same_epoch else None
         elif answer == b"refused":
             logger.warning("metadata: a newer owner holds the record of sequence %s", record.sequence_id)
         else:
@@ -253,8 +253,8 @@ class RedisRecorder:
 
     def _command(self, entry: _Entry) -> tuple[list[str], list[str | int | bytes]]:
         record = entry.record
-        base = min(entry.written or 0, len(record.token_ids))
-        tail = record.token_ids[base:]
+        base = min(entry.written or 0, record.committed_length)
+        tail = record.token_ids[base : record.committed_length]
         seconds = self._finished_seconds if entry.finished else self._unfinished_seconds
         event = "finished" if entry.finished else "opened" if entry.written is None else "committed"
         arguments: list[str | int | bytes] = [

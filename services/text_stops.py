@@ -62,8 +62,12 @@ class TextStops:
 
     def _beginning(self, window: str) -> int:
         """Characters at the end of `window` with which a stop text begins."""
-        return max((length for stop in self._stops for length in _beginnings(stop, window)), default=0)
+        return max((_beginning(stop, window) for stop in self._stops), default=0)
 
 
-def _beginnings(stop: str, window: str) -> list[int]:
-    return [length for length in range(1, len(stop)) if window.endswith(stop[:length])]
+def _beginning(stop: str, window: str) -> int:
+    """The longest beginning of `stop`, not all of it, with which `window` ends."""
+    start = window.find(stop[0], max(len(window) - len(stop) + 1, 0))
+    while start >= 0 and not stop.startswith(window[start:]):
+        start = window.find(stop[0], start + 1)
+    return len(window) - start if start >= 0 else 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from services.generation import ToolCall
+from services.tokenizer import Tokenizer
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -40,6 +41,11 @@ def writes_tool_calls(chat_template: str | None) -> bool:
 def takes_tools(chat_template: str) -> bool:
     """Whether the template shows tool definitions to the model at all."""
     return "tools" in chat_template
+
+
+def marks_are_tokens(tokenizer: Tokenizer) -> bool:
+    """Whether each mark is one token, which a model was taught to write instead of its letters."""
+    return all(len(tokenizer.encode(mark, add_special_tokens=False)) == 1 for mark in (OPEN, CLOSE))
 
 
 def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:

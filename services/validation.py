@@ -21,6 +21,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256
+MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS
+"""A word as text becomes up to two sequences of token ids."""
 MAX_CHOICES = 128
 MAX_GRAMMAR_CHARACTERS = 2**18
 MAX_REQUEST_ID_CHARACTERS = 256
@@ -80,7 +82,7 @@ def sampling_of(
     except ValueError as error:
         message = str(error)
         raise InvalidRequest(message.split(" ", 1)[0], message) from None  # the message begins with the field
-    if sampling.repetition_penalty < MIN_REPETITION_PENALTY:
+    if sampling.repetition_penalty < float32(MIN_REPETITION_PENALTY):
         value = f"{sampling.repetition_penalty:g}"
         raise InvalidRequest("repetition_penalty", f"repetition_penalty is {value}, must be in [0.01, 100]")
     return sampling
@@ -92,11 +94,13 @@ def check_token_ids(request: UserRequest, vocabulary_size: int) -> None:
         "stop_token_ids": request.stop_token_ids,
         "allowed_token_ids": request.allowed_token_ids,
         "logit_bias": tuple(token_id for token_id, _ in request.logit_bias),
+        **{f"bad_word_ids[{index}]": word for index, word in enumerate(request.bad_word_ids)},
     }
     for field, token_ids in named.items():
         for index, token_id in enumerate(token_ids):
             if not 0 <= token_id < vocabulary_size:
-                raise InvalidRequest(field, f"{field}[{index}] is {token_id}, must be in [0, {vocabulary_size})")
+                name = field.split("[")[0]
+                raise InvalidRequest(name, f"{field}[{index}] is {token_id}, must be in [0, {vocabulary_size})")
 
 
 def check_something_left(sampling: SamplingParams, stop: StopConditions, vocabulary_size: int) -> None:
@@ -163,6 +167,12 @@ def _check_numbers(request: UserRequest) -> None:
 def _check_texts(request: UserRequest) -> None:
     _check_list("stop", request.stop, MAX_STOPS, MAX_STOP_CHARACTERS)
     _check_list("bad_words", request.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
+    if len(request.bad_word_ids) > MAX_BAD_WORD_IDS or not all(request.bad_word_ids):
+        raise InvalidRequest(
+            "bad_word_ids",
+            f"bad_word_ids has {len(request.bad_word_ids)} words, must have at most {MAX_BAD_WORD_IDS}, none of them "
+            "empty",
+        )
     _check_text("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
     if request.grammar is not None:
         _check_text("grammar", request.grammar.text, MAX_GRAMMAR_CHARACTERS)
@@ -201,7 +211,7 @@ def _check_combinations(request: UserRequest, accept_rule: AcceptRule) -> None:
         raise InvalidRequest("echo", "echo must be false with logprobs: the prompt's own are not computed")
     if request.grammar is None:
         return
-    for field in ("ignore_eos", "min_tokens", "bad_words", "allowed_token_ids"):
+    for field in ("ignore_eos", "min_tokens", "bad_words", "bad_word_ids", "allowed_token_ids"):
         if getattr(request, field):
             raise InvalidRequest(
                 field, f"{field} must be left out with a grammar: the answer could neither end nor go on where it must"

@@ -96,9 +96,7 @@ async def serve_draft(
 
 
 class _WorkerProcess:
-    def __init__(
-        self, worker: StreamWorker[Any, Any], listen: str, options: ServeOptions, stop: asyncio.Event
-    ) -> None:
+    def __init__(self, worker: StreamWorker[Any, Any], listen: str, options: ServeOptions, stop: asyncio.Event) -> None:
         self.server = Server(ServerConfig(addresses=(listen,), tls=options.tls))
         self.progress = Progress(worker.load, options.stall_after)
         self._worker = worker

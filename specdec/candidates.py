@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from specdec.params import AcceptRule
+
 ROOT = -1
 """The parent of a candidate that follows the committed prefix directly."""
 
@@ -17,6 +19,9 @@ MAX_CANDIDATES = 256
 
 
 WEIGHT_LIMIT = 2**32
+
+TOKEN_ID_LIMIT = 2**31
+"""Token ids are below it, whatever the vocabulary."""
 
 
 class InvalidCandidates(ValueError):
@@ -132,6 +137,14 @@ class CandidateTree:
             tuple(new_index[self.parents[i]] for i in nodes),
             tuple(self.laws[i] for i in nodes) if self.laws else (),
         )
+
+    def validate_for(self, rule: AcceptRule, vocabulary_size: int) -> None:
+        """Raises `InvalidCandidates` for what the accept rule cannot take."""
+        self.validate(vocabulary_size)
+        if rule is not AcceptRule.INVARIANT:
+            self.validate_laws(vocabulary_size)
+        if rule is AcceptRule.BLOCK and not self.is_chain:
+            raise InvalidCandidates("candidates: the accept rule `block` takes chains only")
 
     def validate_laws(self, vocabulary_size: int) -> None:
         """Raises `InvalidCandidates` unless every candidate has a law that can draw it."""

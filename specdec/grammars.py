@@ -30,7 +30,7 @@ LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbo
 one mask."""
 
 # A run of blanks has an end: a model that would go on with them for ever must come to the point.
-_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+_JSON_OPTIONS = {"whitespace_pattern": r"(\x20|\x0A[\x20\x09]{0,20})"}
 # The library would allow only the canonical tokens of a text that is forced; we restrict the model's law to valid texts
 # and change nothing else about it.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'

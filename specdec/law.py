@@ -63,12 +63,14 @@ class Law:
         return len(self._log) + len(path)
 
     def _edited(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
-        """Penalties, then bias, then what is forbidden; the model's own row where nothing of it is asked."""
+        """Bias before penalties, as in transformers: a repetition penalty scales what the bias left. What is forbidden
+        stays so. The model's own row where nothing of it is asked."""
         params = self.params
         logits = sampling.mask_early_stops(logits, [self.position(path) for path in paths], self.stop)
+        logits = sampling.apply_fixed_edits(logits, params)
         if params.depends_on_history:
             logits = torch.stack([self._row(row, path) for row, path in zip(logits, paths, strict=True)])
-        return sampling.apply_fixed_edits(logits, params)
+        return logits
 
     def _row(self, row: Tensor, path: Path) -> Tensor:
         """One row [vocab] after the edits that depend on log + path."""

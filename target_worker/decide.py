@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.accept import Accepted, accept_invariant
-from specdec.candidates import EMPTY, CandidateTree
+from specdec.candidates import CandidateTree
 from specdec.commit import CommittedTokens, TokenSource, commit
 from specdec.law import Law
 from specdec.messages import TokenLogprobs
@@ -20,13 +20,19 @@ from specdec.sampling import DegenerateLogits
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """nodes: candidates whose KV stays; the last token has none."""
+    """nodes: candidates whose KV stays; the last token has none. at_bad_row: nothing can be drawn behind the last
+    token, so no block is worth waiting for."""
 
     committed: CommittedTokens
     nodes: tuple[int, ...]
     sources: tuple[TokenSource, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     margins: tuple[float, ...] = ()
+    at_bad_row: bool = False
+
+
+NOTHING = -1
+"""Stands for the token of a row that leaves nothing to draw; no candidate equals it."""
 
 
 def decide(
@@ -34,13 +40,7 @@ def decide(
 ) -> Decision:
     """logits: [1 + len(candidates), vocab], behind the log and behind each candidate. Raises DegenerateLogits."""
     paths = [(), *(tuple(candidates.token_ids[i] for i in candidates.path(node)) for node in range(len(candidates)))]
-    try:
-        accepted = _accept(law, candidates, logits, paths, log_length)
-    except DegenerateLogits:
-        if not len(candidates) or law.params.accept_rule is not AcceptRule.INVARIANT:
-            raise
-        # A row behind a candidate is no fault of the sequence: plain decoding may never stand there.
-        return decide(law, EMPTY, logits[:1], log_length, context_length, report)
+    accepted = _accept(law, candidates, logits, paths, log_length)
     committed = commit(log_length, accepted.token_ids, law.stop, context_length)
     count = len(committed.token_ids)
     rows = [0, *(1 + node for node in accepted.nodes)][:count]  # the row that decided each token
@@ -51,6 +51,7 @@ def decide(
         accepted.sources[:count],
         told.logprobs(report) if report.top_logprobs is not None else (),
         told.margins() if report.margins else (),
+        at_bad_row=len(accepted.token_ids) == len(accepted.nodes),
     )
 
 
@@ -58,9 +59,29 @@ def _accept(
     law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Sequence[int]], log_length: int
 ) -> Accepted:
     rule = law.params.accept_rule
-    if rule is AcceptRule.INVARIANT:
+    if rule is not AcceptRule.INVARIANT:
+        return accept_ratio(rule, candidates, law.probs(logits, paths), law.params.seed, log_length)
+    try:
         return accept_invariant(candidates, law.draw(logits, paths))
-    return accept_ratio(rule, candidates, law.probs(logits, paths), law.params.seed, log_length)
+    except DegenerateLogits:
+        return _accept_as_far_as_possible(law, candidates, logits, paths)
+
+
+def _accept_as_far_as_possible(
+    law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Sequence[int]]
+) -> Accepted:
+    """A bad row behind a candidate is no fault of the sequence unless plain decoding comes to stand there. Then the
+    path down to it is accepted, with no token behind it. Raises DegenerateLogits if the first row is bad."""
+    drawn = law.draw(logits[:1], paths[:1])
+    for row in range(1, len(paths)):
+        try:
+            drawn += law.draw(logits[row : row + 1], paths[row : row + 1])
+        except DegenerateLogits:
+            drawn.append(NOTHING)
+    accepted = accept_invariant(candidates, drawn)
+    if accepted.token_ids[-1] != NOTHING:
+        return accepted
+    return Accepted(accepted.nodes, accepted.token_ids[:-1], accepted.sources[:-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from specdec.candidates import CandidateTree, InvalidCandidates
+from specdec.candidates import InvalidCandidates
 from specdec.engine.model import LanguageModel
 from specdec.grammar import GRAMMAR_REFUSED, InvalidGrammar, MaskFactory, TokenMask
 from specdec.law import Law
@@ -30,7 +30,7 @@ from specdec.messages import (
     TargetResult,
     VerifyBlock,
 )
-from specdec.params import AcceptRule, SamplingParams
+from specdec.params import SamplingParams
 from target_worker.config import TargetConfig
 from target_worker.sequence import TargetSequence
 
@@ -164,7 +164,7 @@ class Intake:
 
     def _verify(self, sequence: TargetSequence, header: Header, block: VerifyBlock, now: float) -> list[TargetResult]:
         try:
-            self._check(block.candidates, sequence.law.params.accept_rule)
+            block.candidates.validate_for(sequence.law.params.accept_rule, self._model.vocabulary_size)
         except InvalidCandidates as error:
             return [self._refuse(header, RefusalReason.INVALID, str(error))]
         sequence.grant = block.grant
@@ -175,14 +175,6 @@ class Intake:
             return [TargetResult(header, NeedTokens(len(sequence.log)))]
         sequence.held.append((header, block))
         return []
-
-    def _check(self, candidates: CandidateTree, rule: AcceptRule) -> None:
-        """Raises InvalidCandidates for what the accept rule cannot take."""
-        candidates.validate(self._model.vocabulary_size)
-        if rule is not AcceptRule.INVARIANT:
-            candidates.validate_laws(self._model.vocabulary_size)
-        if rule is AcceptRule.BLOCK and not candidates.is_chain:
-            raise InvalidCandidates("candidates: the accept rule `block` takes chains only")
 
     def _apply(self, sequence: TargetSequence, header: Header, block: VerifyBlock, tell: bool) -> list[TargetResult]:
         """A block whose base the log has reached. tell: answer with the tokens committed since its base."""

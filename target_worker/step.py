@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specdec.candidates import EMPTY
 from specdec.engine.model import LanguageModel
 from specdec.messages import Committed, Failure, Prefilled, TargetResult
 from specdec.sampling import DegenerateLogits
@@ -87,4 +88,6 @@ def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, batch_size: 
     )
     header = sequence.header(length)
     sequence.append(committed, time.monotonic())
+    if decision.at_bad_row:
+        sequence.pending = EMPTY
     return TargetResult(header, committed)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import typer
 
 import outrider
 from services.cli.main import app
+from tools.http_system import structured_system
+from tools.scripted import oracle
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -121,7 +125,28 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 def test_pictures_fetch_nothing_from_elsewhere() -> None:
     for picture in (ROOT / "docs" / "images").glob("*.svg"):
         text = picture.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        text = re.sub(r"(<text[^>]*>)[^<]*", r"\1", text)  # what is shown is not fetched
         assert "http" not in text, picture
+
+
+def test_the_index_lists_every_decision() -> None:
+    folder = ROOT / "docs" / "decisions"
+    names = sorted(path.name for path in folder.glob("0*.md"))
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+    assert re.findall(r"^\| \[\d{4}\]\((.*?)\)", (folder / "README.md").read_text("utf-8"), re.MULTILINE) == names
+    for name in names:
+        assert (folder / name).read_text("utf-8").startswith(f"# {name[:4]} "), name
+
+
+def test_every_direct_dependency_has_its_licence_told() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    listed = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    wanted = {re.split(r"[\[<>=]", name)[0].lower() for name in listed} - {"outrider"}
+    text = (ROOT / "THIRD_PARTY.md").read_text("utf-8").lower()
+    assert not [name for name in wanted if not re.search(rf"[\s`(]{re.escape(name)}[\s`,)]", text)]
 
 
 def python_blocks() -> list[str]:
@@ -137,7 +162,7 @@ def test_the_python_examples_compile_and_import_what_exists(source: str) -> None
         module = importlib.import_module(node.module or "")
         for name in node.names:
             assert hasattr(module, name.name), f"{node.module} has no {name.name}"
-    assert any(node.module == "outrider" for node in imported)
+    assert any(node.module in ("outrider", "openai") for node in imported)
 
 
 def test_options_in_the_python_examples_exist() -> None:
@@ -159,6 +184,36 @@ def test_settings_named_in_the_readme_exist() -> None:
     known |= {f"OUTRIDER_{kind.section.upper()}_{field.upper()}" for kind in kinds for field in kind.model_fields}
     known |= {"OUTRIDER_HOME", "OUTRIDER_CONFIG", "OUTRIDER_ADDRESS", "OUTRIDER_API_KEY"}
     assert set(re.findall(r"\bOUTRIDER_[A-Z_]+\b", README.read_text("utf-8"))) <= known
+
+
+def test_fields_and_settings_in_sentences_exist() -> None:
+    """Inline code with an underscore: a setting, a field of the API, a metric, a column of an answer."""
+    from services.settings import DraftSettings, SchedulerSettings, TargetSettings, UpSettings
+
+    settings = {
+        name for kind in (UpSettings, SchedulerSettings, TargetSettings, DraftSettings) for name in kind.model_fields
+    }
+    elsewhere = (ROOT / "docs" / "api.md").read_text("utf-8") + (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    words = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", README.read_text("utf-8"))
+    assert len(words) > 10
+    client = {"api_key", "extra_body"}  # of the official client
+    assert not [word for word in words if word not in settings | client and f"`{word}`" not in elsewhere]
+
+
+def test_paths_in_the_readme_are_those_of_the_api_page() -> None:
+    paths = re.findall(r"`(/[a-z/0-9]+)`", README.read_text("utf-8"))
+    assert len(paths) > 5
+    api = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert not [path for path in paths if f"`{path}`" not in api]
+
+
+async def test_the_example_of_the_official_client_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = (source for source in python_blocks() if "from openai import" in source)
+    async with structured_system(oracle) as (url, _):
+        source = source.replace("http://127.0.0.1:8000", url).replace("smollm2-135m", "table")
+        assert url in source
+        await asyncio.to_thread(exec, source, {})
+    assert capsys.readouterr().out
 
 
 def source_text() -> str:

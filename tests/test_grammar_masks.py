@@ -179,6 +179,9 @@ def test_all_ones_behind_what_the_grammar_forbids_and_behind_a_stop_token() -> N
     for answer in (spelled("x"), [STOP], [*spelled('{"'), STOP], [SYSTEM], [VOCABULARY + 1], [-1], [10**6]):
         for rest in ([], spelled('"name"')):
             assert _allowed(grammar, [*answer, *rest]) == EVERYTHING
+    may_end = Grammar(GrammarKind.REGEX, "a(bc)?")
+    assert _allowed(may_end, spelled("a")) >= {STOP, token_id("b")}
+    assert _allowed(may_end, [*spelled("a"), STOP]) == EVERYTHING
 
 
 def test_only_stop_tokens_at_the_end_of_the_grammar() -> None:
@@ -199,9 +202,12 @@ def test_a_stop_token_that_is_plain_text_ends_nothing_early() -> None:
 
 
 def test_blanks_between_the_parts_of_json_have_an_end() -> None:
-    blanks = spelled("{" + " " * 64)
-    assert token_id(" ") in _allowed(schema(PERSON), blanks[:-1])
-    assert _allowed(schema(PERSON), blanks) == {token_id('"'), token_id('"name"')}
+    """One blank, or one line end with some indentation."""
+    assert token_id(" ") in _allowed(schema(PERSON), spelled("{"))
+    assert _allowed(schema(PERSON), spelled("{ ")) == {token_id('"'), token_id('"name"')}
+    indented = spelled("{\n" + " " * 20)
+    assert token_id(" ") in _allowed(schema(PERSON), indented[:-1])
+    assert _allowed(schema(PERSON), indented) == {token_id('"'), token_id('"name"')}
 
 
 def test_json_object_is_an_object() -> None:

@@ -21,7 +21,7 @@ from tools.cases import check_all, consistent, total
 from tools.continuations import LawContinuation
 from tools.deployment import Answer, Deployment, quick_config
 from tools.grammar_system import LAW, SCHEMAS, GrammarDeployment, MaskedContinuation, table_model
-from tools.grammar_vocabulary import STOP, SYSTEM, VOCABULARY, schema, spelled, text_of
+from tools.grammar_vocabulary import STOP, SYSTEM, VOCABULARY, schema, spelled, text_of, token_id
 from tools.scripted import RandomTree, Script, ScriptedDrafter, WrongFrom, oracle
 from tools.table_drafter import TableDrafter
 
@@ -165,22 +165,20 @@ async def test_kind10_preempted_schema_requests_stay_valid() -> None:
 async def test_kind24_schema_requests_of_a_killed_target_go_on_in_the_grammar(script: Script) -> None:
     """Number 117: the next target replays the answer, and does not begin the grammar anew."""
     models = [table_model(delay=0.002), table_model(delay=0.002)]
-    requests = [(name, _request(name, seed)) for seed, name in enumerate(SCHEMAS)]
+    long = ("flat", "nested", "definitions", "array of objects", "optional", "array bounds")
+    requests = [(name, _request(name, seed)) for seed, name in enumerate(long)]
     async with GrammarDeployment(models, [_drafter(script)], quick_config(3)) as system:
         plain = await asyncio.gather(*(system.plain(request) for _, request in requests))
-        killed = _killing_the_target(system, requests[0][1], tokens=4)
-        rest = (system.generate(request) for _, request in requests[1:])
-        answers = await asyncio.gather(killed, *rest)
+        answers = await asyncio.gather(*(_killing_the_first_target(system, request) for _, request in requests))
         for (name, _), answer, reference in zip(requests, answers, plain, strict=True):
             _check(name, answer)
             assert answer.token_ids == reference.token_ids
-        assert total(answers).num_failovers >= 3
         opened = [item.body for target in system.targets for item in target.items if isinstance(item.body, TargetOpen)]
-        assert sum(len(body.token_ids) > body.stop.prompt_length for body in opened) >= 3
+        assert sum(len(body.token_ids) > body.stop.prompt_length for body in opened) >= 1
 
 
-async def _killing_the_target(system: Deployment, request: GenerationRequest, tokens: int) -> Answer:
-    """The stream of a request that kills a target as soon as `tokens` have come."""
+async def _killing_the_first_target(system: Deployment, request: GenerationRequest) -> Answer:
+    """The stream of a request. The first target is killed as soon as it holds two that are in the middle."""
     answer: Answer | None = None
     async for event in system.scheduler.generate(request):
         match event:
@@ -188,7 +186,8 @@ async def _killing_the_target(system: Deployment, request: GenerationRequest, to
                 answer = Answer(event)
             case Tokens() if answer:
                 answer.token_ids += event.token_ids
-                if len(answer.token_ids) >= tokens and system.targets[0].reachable:
+                held = [s for s in system.scheduler.sequences() if s.target_worker == system.targets[0].address]
+                if sum(s.committed_length > s.prompt_length for s in held) >= 2 and system.targets[0].reachable:
                     system.targets[0].kill()
             case Finished() if answer:
                 answer.finished = event
@@ -235,15 +234,16 @@ async def test_dead_end_ends_that_request_alone_and_cleanly(script: Script | Non
 
 
 async def test_dead_end_behind_a_candidate_harms_no_one_who_never_gets_there() -> None:
-    """The drafter proposes the branch that cannot be finished; the target draws the other."""
-    grammar = Grammar(GrammarKind.REGEX, "(aЖ|b)c{20}")
-    only_b = SamplingParams(seed=1, grammar=grammar, logit_bias=((spelled("b")[0], 100.0),))
+    """The drafter proposes the branch that cannot be finished; the target draws another."""
+    grammar = Grammar(GrammarKind.REGEX, "(aЖ|[b-z])[b-z]{3}")
     drafter = ScriptedDrafter(lambda job, _: CandidateTree.chain(spelled("a")), MaskedContinuation())
     async with GrammarDeployment([table_model()], [drafter], quick_config(5)) as system:
-        answer = await system.generate(_request("flat", 0, sampling=only_b))
-        assert text_of(answer.token_ids) == b"b" + b"c" * 20
-        assert answer.finish_reason is FinishReason.STOP
-        assert total([answer]).num_draft_tokens > 0
+        for seed in range(8):
+            sampling = SamplingParams(seed=seed, grammar=grammar, logit_bias=((token_id("a"), -100.0),))
+            answer = await system.generate(_request("flat", 0, sampling=sampling))
+            assert answer.finish_reason is FinishReason.STOP
+            assert answer.token_ids == (await system.plain(_request("flat", 0, sampling=sampling))).token_ids
+            assert total([answer]).num_draft_tokens > 0
 
 
 async def test_special_tokens_never_come_even_if_the_model_wants_nothing_else() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from services.http import answer
@@ -28,7 +28,7 @@ async def test_a_client_that_goes_cancels_what_it_asked_for(path: str, stream: b
     prompt: dict[str, Any] = {"messages": HELLO} if "chat" in path else {"prompt": "x"}
     body = {**prompt, "stream": stream, "n": n, "max_tokens": 900}
     async with served_http(scheduler) as url:
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             asking = asyncio.create_task(client.post(path, json=body))
             await until(lambda: scheduler.running == n, "it runs")
             asking.cancel()

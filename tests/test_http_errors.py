@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -19,7 +19,7 @@ HELLO: list[Any] = [{"role": "user", "content": "say hello"}]
 CHAT = "/v1/chat/completions"
 
 
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     body = response.json()
     assert body.keys() == {"error"}
@@ -50,7 +50,6 @@ WRONG_CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[0].content[0].type",
     ),
-    "half a surrogate pair": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
     "result of no call": ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     "call by a user": (
         {
@@ -105,17 +104,11 @@ def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-async def send(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
-    """In ASCII, so that half of a surrogate pair can be sent."""
-    content = json.dumps(body).encode()
-    return await client.post(CHAT, content=content, headers={"content-type": "application/json"})
-
-
 async def test_a_wrong_field_is_named() -> None:
     scheduler = ScriptedScheduler()
     async with served_raw(scheduler) as client:
         for name, (fields, param) in WRONG_CHATS.items():
-            error = error_of(await send(client, {"messages": HELLO, **fields}), 400)
+            error = error_of(await client.post(CHAT, json={"messages": HELLO, **fields}), 400)
             assert (error["param"], error["type"]) == (param, "invalid_request_error"), name
     assert scheduler.requests == []
 
@@ -149,7 +142,8 @@ async def test_a_wrong_field_of_a_completion_is_named(fields: dict[str, Any], pa
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 5000]
+    "content",
+    [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 5000, b'{"model": "\\ud800"}'],
 )
 async def test_what_is_no_json_object_is_a_400(content: bytes) -> None:
     async with served_raw(ScriptedScheduler()) as client:
@@ -268,7 +262,7 @@ async def test_keys_guard_everything_but_the_probes() -> None:
             with pytest.raises(openai.AuthenticationError) as caught:
                 await client.chat.completions.create(model="bytes", messages=HELLO)
             assert caught.value.code == "invalid_api_key"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as raw:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as raw:
             assert [(await raw.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
             for path in ("/v1/models", "/version", "/metrics", "/openapi.json", "/nothing"):
                 error_of(await raw.get(path), 401)
@@ -297,6 +291,6 @@ async def test_the_trace_context_is_passed_on() -> None:
 async def test_many_wrong_requests_at_once_leave_the_server_well() -> None:
     async with served_raw(ScriptedScheduler()) as client:
         bodies = [{"messages": HELLO, **fields} for fields, _ in WRONG_CHATS.values()] * 3
-        responses = await asyncio.gather(*(send(client, body) for body in bodies))
+        responses = await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
         assert {response.status_code for response in responses} == {400}
         assert (await client.post(CHAT, json={"messages": HELLO})).status_code == 200

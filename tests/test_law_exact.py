@@ -69,6 +69,10 @@ def test_block_is_exact(parents: tuple[int, ...], seed: int) -> None:
     check_block(ExactCase(parents, 4, seed))
 
 
+def test_block_is_exact_on_one_case() -> None:
+    check_block(ExactCase((-1, 0, 1), 4, 0))
+
+
 def test_block_accepts_at_least_as_many_as_rejection() -> None:
     gains = []
     for seed in range(3):

@@ -197,6 +197,26 @@ async def test_a_failing_drafter_is_a_fallback() -> None:
     assert by_label(metrics, names.FALLBACK).get("failed", 0) >= 1
 
 
+@pytest.mark.parametrize("script", [oracle, WrongFrom(2, VOCABULARY)], ids=["hits", "misses"])
+async def test_blocks_drafted_ahead_are_hits_or_misses_and_those_on_another_way_are_stale(script: Script) -> None:
+    metrics = Metrics()
+    drafter = ScriptedDrafter(script, CONTINUATION)
+    config = replace(quick_config(), window=3)
+    async with Deployment([TableModel(LAW, delay=0.005)], [drafter], config, counters=metrics) as system:
+        answer = await system.generate(request(max_tokens=100))
+
+    assert answer.finished is not None
+    figures = answer.finished.speculation
+    assert value(metrics, names.AHEAD_HITS) == figures.num_ahead_hits
+    assert value(metrics, names.AHEAD_MISSES) == figures.num_ahead_misses
+    assert value(metrics, names.STALE_BLOCKS) == figures.num_stale_blocks
+    if script is oracle:
+        assert figures.num_ahead_hits > 0
+    else:
+        assert figures.num_ahead_misses > 0
+        assert figures.num_stale_blocks > 0
+
+
 async def test_a_lost_target_is_a_failover() -> None:
     metrics = Metrics()
     async with deployment(metrics, oracle) as system:
@@ -243,7 +263,16 @@ def test_names_are_those_that_others_made_common() -> None:
 
     for suffix in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"):
         assert f"outrider_spec_decode_{suffix}_total" in shown
-    for suffix in ("stale_blocks", "fallback", "mode", "draft_wait_seconds", "failovers", "audit_mismatches"):
+    for suffix in (
+        "ahead_hits",
+        "ahead_misses",
+        "stale_blocks",
+        "fallback",
+        "mode",
+        "draft_wait_seconds",
+        "failovers",
+        "audit_mismatches",
+    ):
         assert f"outrider_spec_decode_{suffix}_total" in shown
     assert {name for name in shown if name.startswith("gen_ai_server_")} == {
         "gen_ai_server_request_duration_seconds",

@@ -32,7 +32,7 @@ def a_record(
         epoch_owner=owner,
         model="table",
         prompt_length=len(PROMPT),
-        committed_length=committed,
+        committed_length=len(PROMPT) + committed,
         target_worker="target-1",
         draft_worker="draft-1",
         token_ids=PROMPT + tuple(range(base, base + committed)),

@@ -59,7 +59,7 @@ async def test_kind13_what_is_recorded_is_what_was_delivered() -> None:
         (answer,) = await check_all(system, LAW, [GenerationRequest((4, 2), SAMPLED, max_tokens=30)])
         record = system.recorder.last[answer.started.sequence_id]
     assert record.committed_length == 2 + len(answer.token_ids)
-    assert record.token_ids == (4, 2, *answer.token_ids)
+    assert list(record.token_ids) == [4, 2, *answer.token_ids]
     assert system.recorder.records == {}
 
 

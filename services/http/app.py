@@ -32,7 +32,7 @@ from services.http.errors import HttpError, bad_request, error_response, on_erro
 from services.http.reading import Body, read_body
 from services.http.texts import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from services.http.token_text import Json, TokenText
-from services.tools import writes_tool_calls
+from services.tools import marks_are_tokens, writes_tool_calls
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_REQUEST_BYTES = 32 * 2**20
@@ -119,8 +119,10 @@ class Routes:
         tokens: TokenText | None = None
         if body.logprobs or body.forced_tools:
             model = await self._gateway.model(body.model or "")
-            if body.forced_tools and not writes_tool_calls(model.bundle.chat_template):
-                raise bad_request("tool_choice", f"tool_choice: {model.name} knows no form in which to call a tool")
+            if body.forced_tools:
+                if not writes_tool_calls(model.bundle.chat_template):
+                    raise bad_request("tool_choice", f"tool_choice: {model.name} knows no form in which to call a tool")
+                asked = ask_chat(body, request.headers, marks_are_tokens(model.tokenizer))
             tokens = TokenText(model.tokenizer) if body.logprobs else None
         has_tools = bool(body.tools_in_use)
         return self._answer(body, asked, CHAT, lambda index: ChatChoice(index, tokens, has_tools))

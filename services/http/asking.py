@@ -12,7 +12,7 @@ from services.http.bodies import MAX_CHOICES, GenerationBody
 from services.http.chat_body import ChatBody
 from services.http.completion_body import DEFAULT_MAX_TOKENS, CompletionBody
 from services.http.errors import bad_request
-from services.http.grammars import grammar_of
+from services.http.grammars import grammar_of, tool_call_grammar
 from services.tools import CLOSE
 from specdec.params import AcceptRule, LogprobsOf
 
@@ -55,8 +55,8 @@ def ask_completion(body: CompletionBody, headers: Mapping[str, str]) -> Asked:
     return Asked(tuple(replace(request, prompt=prompt) for prompt in prompts), names)
 
 
-def ask_chat(body: ChatBody, headers: Mapping[str, str]) -> Asked:
-    """Raises HttpError."""
+def ask_chat(body: ChatBody, headers: Mapping[str, str], marks_are_tokens: bool = False) -> Asked:
+    """marks_are_tokens: as `tool_call_grammar` wants to know it. Raises HttpError."""
     newer = body.max_completion_tokens is not None
     names = {"prompt": "messages"} | ({"max_tokens": "max_completion_tokens"} if newer else {})
     request = replace(
@@ -65,10 +65,12 @@ def ask_chat(body: ChatBody, headers: Mapping[str, str]) -> Asked:
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     one_call = body.parallel_tool_calls is False and bool(body.tools_in_use)
-    wanted = grammar_of(body, body.forced_tools, parallel=not one_call)
+    forced = body.forced_tools
+    call = tool_call_grammar(forced, not one_call, marks_are_tokens) if forced else None
+    wanted = grammar_of(body, call)
     if wanted is not None:
         names["grammar"], grammar = wanted
-        if body.tools_in_use and not body.forced_tools:
+        if body.tools_in_use and not forced:
             text = "leaves no room for calls: leave tools out or give tool_choice none"
             raise bad_request(names["grammar"], f"{names['grammar']} {text}")
         request = replace(request, grammar=grammar)

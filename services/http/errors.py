@@ -41,9 +41,11 @@ def error_body(error: BaseException, names: dict[str, str] | None = None) -> dic
         return _body(str(error), _type(error.status), error.param, error.code)
     kind, message = classify(error), public_message(error)
     param = error.field if isinstance(error, (InvalidRequest, InvalidMessage)) else None
-    if param is not None and (name := (names or {}).get(param)) is not None:
-        message = name + message.removeprefix(param) if message.startswith(param) else message
-        param = name
+    for ours, theirs in (names or {}).items():
+        if message.startswith(ours) and param == ours:
+            message = theirs + message.removeprefix(ours)
+        message = message.replace(f" with a {ours}:", f" with {theirs}:")  # two fields that clash
+    param = (names or {}).get(param, param) if param is not None else None
     return _body(message, _type(kind.http_status), param or _param_of(kind), _code(kind))
 
 

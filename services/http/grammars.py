@@ -15,20 +15,24 @@ from specdec.params import Grammar, GrammarKind
 ANY_OBJECT = {"type": "object"}
 
 
-def grammar_of(
-    body: GenerationBody, forced_tools: Sequence[ToolDefinition] = (), parallel: bool = True
-) -> tuple[str, Grammar] | None:
-    """The field that asks for it, and the grammar; None if the answer is free. Raises HttpError if there are two."""
+def grammar_of(body: GenerationBody, call: Grammar | None = None) -> tuple[str, Grammar] | None:
+    """The field that asks for it, and the grammar; None if the answer is free. call: that of a call which must be made.
+
+    Raises HttpError if there are two.
+    """
     found = [*_response_format(body.response_format), *_guided(body), *_structured_outputs(body)]
-    if forced_tools:
-        found.append(("tool_choice", tool_call_grammar(forced_tools, parallel)))
+    if call is not None:
+        found.append(("tool_choice", call))
     if len(found) > 1:
         raise bad_request(found[1][0], f"{found[1][0]} and {found[0][0]} both say what the answer must match: give one")
     return found[0] if found else None
 
 
-def tool_call_grammar(tools: Sequence[ToolDefinition], parallel: bool) -> Grammar:
-    """One call of one of the tools, or several in parallel."""
+def tool_call_grammar(tools: Sequence[ToolDefinition], parallel: bool, marks_are_tokens: bool) -> Grammar:
+    """One call of one of the tools, or several in parallel.
+
+    marks_are_tokens: the vocabulary has one token for each mark around a call, which a grammar has to name as such.
+    """
     calls = [
         {
             "type": "object",
@@ -42,10 +46,11 @@ def tool_call_grammar(tools: Sequence[ToolDefinition], parallel: bool) -> Gramma
         for tool in tools
     ]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    opened, closed = (OPEN, CLOSE) if marks_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
     more = '("\\n" call)*' if parallel else ""
     lines = (
         f"start: call {more}".rstrip(),
-        f'call: "{OPEN}\\n" object "\\n{CLOSE}"',
+        f'call: {opened} "\\n" object "\\n" {closed}',
         f"object: %json {json.dumps(schema)}",
     )
     return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")

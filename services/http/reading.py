@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 from starlette.requests import Request
 
 from services.http.errors import HttpError, bad_request
@@ -51,7 +51,7 @@ def _refusal(error: ValidationError, content: bytes) -> HttpError:
     first = max(complaints, key=lambda complaint: len(complaint["loc"]) if len(complaints) > 1 else 0)
     if first["type"] == "json_invalid":
         return HttpError(400, f"the body is no JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
-    param = _path(first["loc"], from_json(content))
+    param = _path(first["loc"], json.loads(content))
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == EXTRA:
         return bad_request(param, f"{param}: this field is not supported here")

@@ -37,6 +37,7 @@ class HttpServer:
         listening = listen(self._host, self._port)
         config = uvicorn.Config(
             self._app,
+            http="httptools",
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -16,7 +16,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Seam:
-    """The attribute `name` of `module`, looked up at each call as its caller does."""
+    """The attribute `name` of `module`, or of a class in it (MODULE:CLASS), looked up at each call."""
 
     module: str
     name: str
@@ -29,11 +29,16 @@ class Seam:
 
     @property
     def now(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.name)
+        return getattr(self._owner, self.name)
+
+    @property
+    def _owner(self) -> Any:
+        module, _, owner = self.module.partition(":")
+        return getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
 
     def plant(self, monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Any]) -> None:
         """Puts `make(what stands there)` in its place."""
-        monkeypatch.setattr(importlib.import_module(self.module), self.name, make(self.now))
+        monkeypatch.setattr(self._owner, self.name, make(self.now))
 
 
 TARGET_LAW = Seam("target_worker.intake", "Law")
@@ -46,6 +51,9 @@ RESIDUAL = Seam("specdec.accept", "residual")
 EXCESS = Seam("specdec.accept", "excess")
 EXPONENTIAL = Seam("specdec.sampling", "exponential")
 PERTURBED = Seam("specdec.sampling", "perturbed")
+ROW_LAW = Seam("specdec.law:Law", "_row")
+RANDOM_SEED = Seam("services.validation", "secrets")
+"""Where the gateway gets the seed of a request without one."""
 
 DRAFT_LAW = Seam("specdec.drafters.model", "Law")
 QUANTISED = Seam("specdec.drafters.model", "quantised")

@@ -11,7 +11,7 @@ from scipy import stats
 ALPHA = 1e-3
 _LEAST_EXPECTED = 5.0
 _IMPOSSIBLE = 1e-12
-"""Expected draws at most of a token that the law excludes."""
+"""Probability at most of what the law excludes."""
 
 
 class LawViolation(AssertionError):
@@ -27,18 +27,26 @@ class Fit:
 
     @classmethod
     def of(cls, counts: npt.NDArray[np.int64], law: npt.NDArray[np.float64]) -> Fit:
-        """counts, law: same shape; the law sums to 1. Rare outcomes are counted together."""
-        observed, expected = counts.ravel(), law.ravel() * counts.sum()
-        violations = int(observed[expected < _IMPOSSIBLE].sum())
-        common = expected >= _LEAST_EXPECTED
-        rest = expected[~common].sum()
-        seen, wanted = observed[common].astype(float), expected[common]
-        if rest >= _LEAST_EXPECTED:
-            seen, wanted = np.append(seen, observed[~common].sum()), np.append(wanted, rest)
-        if len(seen) < 2:
-            return cls(1.0, violations)
-        statistic = float(((seen - wanted) ** 2 / wanted).sum())
-        return cls(float(stats.chi2.sf(statistic, len(seen) - 1)), violations)
+        """counts, law: same shape; the law sums to 1."""
+        return cls.of_rows(counts.reshape(1, -1), law.reshape(1, -1))
+
+    @classmethod
+    def of_rows(cls, counts: npt.NDArray[np.int64], laws: npt.NDArray[np.float64]) -> Fit:
+        """One fit of many independent laws, [laws, outcomes], each with its own number of draws. Rare outcomes of a law
+        are counted together."""
+        statistic, freedom, violations = 0.0, 0, 0
+        for observed, law in zip(counts, laws, strict=True):
+            expected = law * observed.sum()
+            violations += int(observed[law < _IMPOSSIBLE].sum())
+            common = expected >= _LEAST_EXPECTED
+            seen, wanted = observed[common].astype(float), expected[common]
+            rest = expected[~common].sum()
+            if rest >= _LEAST_EXPECTED:
+                seen, wanted = np.append(seen, observed[~common].sum()), np.append(wanted, rest)
+            if len(seen) > 1:
+                statistic += float(((seen - wanted) ** 2 / wanted).sum())
+                freedom += len(seen) - 1
+        return cls(float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0, violations)
 
 
 def require(what: str, fit: Fit, comparisons: int) -> None:
@@ -47,4 +55,5 @@ def require(what: str, fit: Fit, comparisons: int) -> None:
     if fit.violations:
         raise LawViolation(f"{what}: {fit.violations} draws outside the support")
     if fit.p_value < ALPHA / comparisons:
-        raise LawViolation(f"{what}: p = {fit.p_value:.2g} < {ALPHA / comparisons:.2g}")
+        found = f"p = {fit.p_value:.2g}" if fit.p_value else "p < 1e-300"
+        raise LawViolation(f"{what}: {found}, at least {ALPHA / comparisons:.2g} wanted")

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from outrider.v1 import control_service_pb2_grpc as control_grpc
 from outrider.v1 import generation_service_pb2_grpc as generation_grpc
+from scheduler.scheduler import Scheduler
 from services import control_servicer, generation_servicer
 from services.control_servicer import SchedulerControlServicer
 from services.gateway import Gateway
@@ -18,7 +19,7 @@ from tools.scripted_scheduler import ScriptedScheduler
 
 @asynccontextmanager
 async def served_gateway(
-    scheduler: ScriptedScheduler, api_keys: Sequence[str] = (), tls: TlsFiles | None = None
+    scheduler: ScriptedScheduler | Scheduler, api_keys: Sequence[str] = (), tls: TlsFiles | None = None
 ) -> AsyncIterator[str]:
     """Yields the address."""
     interceptors = [ApiKeyInterceptor(api_keys)] if api_keys else []

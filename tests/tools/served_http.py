@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import httpx
+import httpx2
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from services import grammar_check
 from services.gateway import Gateway, Generator
 from services.http.app import HttpConfig, make_app
 from services.http.server import HttpServer
@@ -21,7 +22,9 @@ async def served_http(
     render_metrics: Callable[[], bytes] | None = None,
 ) -> AsyncIterator[str]:
     """Yields the URL, without /v1."""
-    app = make_app(Gateway(scheduler), config, ready=ready, render_metrics=render_metrics)
+    app = make_app(
+        Gateway(scheduler, check_grammar=grammar_check.check), config, ready=ready, render_metrics=render_metrics
+    )
     server = HttpServer(app, "127.0.0.1", 0)
     try:
         yield await server.start()
@@ -48,10 +51,10 @@ async def served_raw(
     config: HttpConfig | None = None,
     ready: Callable[[], bool] = lambda: True,
     render_metrics: Callable[[], bytes] | None = None,
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     """Bytes as they are, for what the official client would not send or hides."""
     async with (
         served_http(scheduler, config, ready, render_metrics) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
+        httpx2.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
     ):
         yield client

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import LogitsProcessorList
 
 from specdec.engine.loading import read_model
 
@@ -65,6 +66,18 @@ class StockModel:
         highest = torch.stack(output.logits, dim=1).float().topk(2).values  # [prompts, tokens, 2]
         gaps = (highest[..., 0] - highest[..., 1]).tolist()
         return [Continuation(row, gap) for row, gap in zip(output.sequences[:, longest:].tolist(), gaps, strict=True)]
+
+    @torch.inference_mode()
+    def generate_with(self, prompt: Sequence[int], tokens: int, processors: LogitsProcessorList) -> list[int]:
+        """The greedy continuation of one prompt under these processors."""
+        output = self._model.generate(
+            input_ids=torch.tensor([list(prompt)]),
+            max_new_tokens=tokens,
+            do_sample=False,
+            num_beams=1,
+            logits_processor=processors,
+        )
+        return [int(token_id) for token_id in output[0, len(prompt) :]]
 
     def differences(self, texts: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> list[Difference]:
         """texts: (name, prompt, our tokens). After a near tie the reference goes on from our token."""

@@ -44,10 +44,12 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Up:
-    """Context manager; kills what is left at its end."""
+    """Context manager; kills what is left at its end. target, draft "": the real workers."""
 
     def __init__(self, *arguments: str, target: str = TARGET, draft: str = DRAFT, **more: str) -> None:
-        command = ["up", "--grpc-port", "0", "--http-port", "0", "--target-command", target, "--draft-command", draft]
+        command = ["up", "--grpc-port", "0", "--http-port", "0"]
+        command += ["--target-command", target] if target else []
+        command += ["--draft-command", draft] if draft else []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.cli.main", *command, *arguments],
             stdout=subprocess.DEVNULL,

@@ -1,0 +1,13 @@
+#!/bin/sh
+# One answer, whole.
+set -e
+url=${OUTRIDER_URL:-http://127.0.0.1:8000}
+
+curl -sS --fail-with-body "$url/v1/chat/completions" \
+  -H "content-type: application/json" \
+  -H "authorization: Bearer ${OUTRIDER_API_KEY:-any}" \
+  -d '{
+    "messages": [{"role": "user", "content": "Write a haiku about horses."}],
+    "max_tokens": 40,
+    "seed": 7
+  }'

@@ -1,0 +1,1 @@
+"""Faulty samplers, planted one by one in the functions that the workers call, and the test that must notice each."""

@@ -1,0 +1,71 @@
+"""Faults in the target's speculative path, planted on purpose: plain steps stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from torch import Tensor
+
+import target_worker.step
+from scheduler.audit import Mismatch
+from specdec.candidates import CandidateTree
+from specdec.engine.model import Segment
+from specdec.law import Law
+from specdec.params import Report
+from target_worker.decide import Decision, decide
+from tools.table_law import TableLaw
+from tools.table_model import TableModel
+
+
+def shift_verify_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verify judges each candidate by the row of the one before it."""
+
+    def shifted(
+        law: Law, candidates: CandidateTree, logits: Tensor, log_length: int, context_length: int, report: Report
+    ) -> Decision:
+        if len(candidates):
+            logits = logits.roll(1, dims=0)
+        return decide(law, candidates, logits, log_length, context_length, report)
+
+    monkeypatch.setattr(target_worker.step, "decide", shifted)
+
+
+class StaleKvModel(TableModel):
+    """The slot of the first rejected candidate is taken for that of the token that came in its place: KV of a rejected
+    candidate stays. Plain steps, which reject nothing, write what they should."""
+
+    def __init__(self, law: TableLaw) -> None:
+        super().__init__(law)
+        self._rejected: dict[str, int] = {}
+        self._last: dict[str, Segment] = {}
+
+    def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
+        segments = [self._with_stale_row(segment) for segment in segments]
+        self._last = {segment.sequence_id: segment for segment in segments}
+        return super().forward(segments)
+
+    def keep(self, sequence_id: str, rows: Sequence[int]) -> None:
+        segment = self._last[sequence_id]
+        if segment.num_logits > 1 and len(rows) < len(segment.token_ids):
+            self._rejected[sequence_id] = segment.token_ids[len(rows)]
+        super().keep(sequence_id, rows)
+
+    def _with_stale_row(self, segment: Segment) -> Segment:
+        stale = self._rejected.pop(segment.sequence_id, None)
+        if stale is None:
+            return segment
+        token_ids = (stale, *segment.token_ids[1:])
+        return Segment(segment.sequence_id, token_ids, segment.parents, segment.num_logits)
+
+
+@dataclass(slots=True)
+class Found:
+    """A sink that remembers."""
+
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def __call__(self, mismatch: Mismatch) -> str:
+        self.mismatches.append(mismatch)
+        return "remembered"

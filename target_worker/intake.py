@@ -171,8 +171,11 @@ class Intake:
         sequence.waiting_since = now
         if sequence.log.place(header.base_length, header.prefix_digest) is not Place.BEYOND:
             return self._apply(sequence, header, block, tell=True)
-        if not len(block.candidates) or len(sequence.held) >= self._config.held_blocks:
+        if not len(block.candidates):
             return [TargetResult(header, NeedTokens(len(sequence.log)))]
+        if len(sequence.held) >= self._config.held_blocks:  # the oldest was drafted on what has been rejected since
+            sequence.held.pop(0)
+            self._load.stale_blocks += 1
         sequence.held.append((header, block))
         return []
 

@@ -81,6 +81,14 @@ async def test_many_sequences_with_a_drafter_that_errs_equal_plain(window: int, 
         assert sum(speculation.num_ahead_misses for speculation in answers) > 0
 
 
+async def test_blocks_far_behind_a_rejection_pile_up_without_harm() -> None:
+    """More of them than a target holds: the oldest give way, and the sequence stays where it is."""
+    drafter = _drafter(WrongFrom(1, LAW.vocabulary_size))
+    config = replace(_config(4), draft_length=12, max_draft_length=12)
+    async with Deployment([TableModel(LAW, delay=0.005)], [drafter], config) as deployment:
+        assert (await _summary(deployment)).num_failovers == 0
+
+
 async def test_trees_are_drafted_ahead_too() -> None:
     drafter = _drafter(RandomTree(3, LAW.vocabulary_size))
     async with Deployment([TableModel(LAW, delay=0.002)], [drafter], _config(3)) as deployment:

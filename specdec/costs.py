@@ -114,14 +114,14 @@ class TargetModel:
         is_new = member not in self._members
         self._members[member] = acceptance
         self._wait.observe(wait)
-        if len(self._members) == 1:
+        if len(self._members) == 1 or not self.known:
             return len(acceptance)
         self._asked += 1
-        if is_new or self._asked >= len(self._members):
+        if is_new or member not in self._allotted or self._asked >= len(self._members):
             self._asked = 0
             lengths = share(list(self._members.values()), self.knots(), self._budget, self._wait.mean)
             self._allotted = dict(zip(self._members, lengths, strict=True))
-        return self._allotted[member]
+        return self._allotted.get(member, len(acceptance))
 
     def leave(self, member: Hashable) -> None:
         self._members.pop(member, None)

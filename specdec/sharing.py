@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
+_SHORTEST = 1e-6
+
 
 def share(
     acceptances: Sequence[Sequence[float]], verify: Callable[[float], float], budget: int, wait: float = 0.0
@@ -20,13 +22,13 @@ def share(
     chances = [(-rates[0], i, 0) for i, rates in enumerate(acceptances) if rates]
     heapq.heapify(chances)
     expected, rows = float(count), count
-    best_rate, best_rows = expected / verify(rows), rows
+    best_rate, best_rows = expected / max(verify(rows), _SHORTEST), rows
     order: list[int] = []
     while chances and rows < budget:
         chance, i, depth = heapq.heappop(chances)
         expected, rows = expected - chance, rows + 1
         order.append(i)
-        rate = expected / (verify(rows) + wait)
+        rate = expected / max(verify(rows) + wait, _SHORTEST)
         if rate > best_rate:
             best_rate, best_rows = rate, rows
         if depth + 1 < len(acceptances[i]):

@@ -180,6 +180,16 @@ async def test_a_batch_that_grows_switches_speculation_off() -> None:
         assert sum(s.decision.off for s in late) > 0.7 * len(late)
 
 
+async def test_many_sequences_begin_together_on_workers_that_nothing_is_known_of() -> None:
+    script = RightBy(lambda position: 0.8, LAW.vocabulary_size)
+    async with Deployment([_model(0.005)], [_drafter(script, delay=0.002)], _config(8)) as deployment:
+        requests = [replace(REQUEST, token_ids=(1, i, 3), max_tokens=60) for i in range(16)]
+        answers = await asyncio.gather(*(deployment.generate(request) for request in requests))
+        for request, answer in zip(requests, answers, strict=True):
+            assert answer.token_ids == (await deployment.plain(request)).token_ids
+        await deployment.idle()
+
+
 async def test_decisions_are_kept_with_their_reasons_and_bounded() -> None:
     async with Deployment([_model(0.002)], [_drafter(oracle, delay=0.001)], _config()) as deployment:
         answer = await deployment.generate(replace(REQUEST, max_tokens=700))

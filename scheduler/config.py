@@ -26,7 +26,7 @@ class SchedulerConfig:
 
     scheduler_id: str
     secret: bytes = b""
-    policy: Policy = Policy.GOODPUT
+    policy: Policy = Policy.THRESHOLD
     draft_length: int = 5
     max_draft_length: int = 16
     width: int = 1

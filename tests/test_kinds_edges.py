@@ -87,6 +87,7 @@ async def test_kind06_past_a_short_drafters_context_the_text_is_the_plain_one(dr
     assert drafted[0] > 0
     assert drafted[-1] == 0
     assert all(answer.summary.num_plain_steps > 0 for answer in answers)
+    assert not any(answer.summary.fallbacks for answer in answers), "a drafter at its context has not failed"
 
 
 EMPTY: dict[str, tuple[UserRequest, str]] = {

@@ -64,7 +64,7 @@ async def test_kind19_a_block_that_is_no_tree_of_real_ids_is_dropped_and_counted
         assert await system.state_of("draft-0") in ("suspended", "ready")
     figures = total(answers)
     assert figures.num_drafts == 0
-    assert figures.fallbacks.get("failed", 0) >= 2
+    assert figures.fallbacks.get("failed", 0) >= 1
     assert figures.num_failovers == 0
 
 

@@ -89,4 +89,4 @@ async def test_kind7_a_candidate_in_the_padding_is_rejected_and_counted(token_id
         request = GenerationRequest((5, 6, 7), SAMPLED, max_tokens=12, speculation=Speculation.ON)
         (answer,) = await check_all(system, LAW, [request])
     assert TokenSource.PLAIN in answer.sources
-    assert total([answer]).fallbacks.get("failed", 0) >= 2
+    assert total([answer]).fallbacks.get("failed", 0) >= 1

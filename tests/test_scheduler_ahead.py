@@ -73,7 +73,9 @@ async def test_many_sequences_with_a_drafter_that_errs_equal_plain(window: int, 
     model = TableModel(LAW, delay=0.02)  # slow beside the drafter: blocks lie ready
     async with Deployment([model], [TableDrafter(LAW, 0.8)], replace(_config(window), width=2)) as deployment:
         requests = [
-            replace(REQUEST, token_ids=(1, i, 3), max_tokens=60, sampling=SamplingParams(temperature=temperature, seed=i))
+            replace(
+                REQUEST, token_ids=(1, i, 3), max_tokens=60, sampling=SamplingParams(temperature=temperature, seed=i)
+            )
             for i in range(8)
         ]
         answers = await asyncio.gather(*(_summary(deployment, request) for request in requests))

@@ -132,9 +132,7 @@ target_results = st.one_of(
     st.just(Released()),
 )
 draft_bodies = st.builds(DraftAdvance, token_ids, plans) | st.just(Release())
-draft_results = st.one_of(
-    st.builds(DraftBlock, trees, seconds), need_tokens, refusals, failures, st.just(Released())
-)
+draft_results = st.one_of(st.builds(DraftBlock, trees, seconds), need_tokens, refusals, failures, st.just(Released()))
 
 
 @given(st.builds(TargetItem, headers, target_bodies))
@@ -204,9 +202,7 @@ def test_sequences_survive_the_wire(view: SequenceView) -> None:
 
 HEADER = Header("s", Epoch(1, "scheduler-1"), 3, bytes(16))
 STOP = StopConditions(3, 10)
-OPEN = codec_target.encode_item(
-    TargetItem(HEADER, TargetOpen((1, 2, 3), SamplingParams(), STOP, Grant(10), bytes(16)))
-)
+OPEN = codec_target.encode_item(TargetItem(HEADER, TargetOpen((1, 2, 3), SamplingParams(), STOP, Grant(10), bytes(16))))
 VERIFY = codec_target.encode_item(TargetItem(HEADER, VerifyBlock(CandidateTree.chain([1, 2]), Grant(9))))
 Spoil = Callable[[target_service_pb2.VerifyItem], object]
 

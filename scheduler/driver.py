@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
@@ -143,8 +143,6 @@ class Driver:
         finally:
             self._release()
 
-    # ---- waiting
-
     async def _next(self) -> None:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
         wake_at = min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
@@ -173,20 +171,15 @@ class Driver:
             self._drafting.give_up_waiting()
             self._draft_failed("late")
 
-    # ---- the target
-
     async def _place(self, avoid: Worker | None) -> None:
         """Opens the log on a live target under a new epoch, waiting for one as long as admission allows."""
         since = self._placing_since = self._placing_since or time.monotonic()
-        target = self._pool.place_target(self.request.model, avoid)
-        while target is None:
-            left = min(since + self._config.admission_timeout, self._deadline) - time.monotonic()
-            if left <= 0:
-                if time.monotonic() >= self._deadline:
-                    raise DeadlineExceeded(f"the request's deadline of {self.request.timeout:g} s passed")
-                raise Unavailable(f"no live target worker within {self._config.admission_timeout:g} s")
-            await self._pool.wait_for_change(min(left, 0.5))
-            target = self._pool.place_target(self.request.model, avoid)
+        until = min(since + self._config.admission_timeout, self._deadline)
+        target = await self._pool.wait_for_target(self.request.model, avoid, until)
+        if target is None and time.monotonic() >= self._deadline:
+            raise DeadlineExceeded(f"the request's deadline of {self.request.timeout:g} s passed")
+        if target is None:
+            raise Unavailable(f"no live target worker within {self._config.admission_timeout:g} s")
         now = time.monotonic()
         self._verifying.raise_epoch()
         self._choose_drafter(target, now)
@@ -290,8 +283,6 @@ class Driver:
             Tokens(position, body.token_ids, body.sources, self.log.digest, body.logprobs, body.margins)
         )
 
-    # ---- the next round
-
     def _continue(self, now: float) -> None:
         """After the log grew: asks for the next block, or lets the target go on plainly."""
         if self._drafting.worker is None and self._verifying.worker is not None:
@@ -318,7 +309,7 @@ class Driver:
     def _ask(self, decision: Decision, now: float) -> None:
         """The target goes on meanwhile if this is a probe: nobody waits for it."""
         waits = not decision.probe and not self._control.covers
-        self._drafting.ask(self._control.asked(decision), self._draft_header(now), now, waits)
+        self._drafting.ask(self._control.asked(decision), self._verifying.headers(now), now, waits)
 
     def _choose_drafter(self, target: Worker, now: float) -> None:
         """Attaches the least loaded drafter that fits, if speculation is wanted at all."""
@@ -328,8 +319,6 @@ class Driver:
         if drafter is not None:
             self._drafting.attach(drafter, self.sequence_id)
             self._control.serve_with(target, drafter)
-
-    # ---- the drafter
 
     def _on_draft(self, worker: Worker, result: DraftResult) -> None:
         header, body = result.header, result.body
@@ -384,21 +373,13 @@ class Driver:
         now = time.monotonic()
         worker = blame if isinstance(blame, Worker) else self._drafting.worker
         if worker is not None and blame is not False:
-            config = self._config
-            if worker.record_failure(now, config.suspend_after_failures, config.failure_window, config.suspend_time):
-                worker.detail = f"left alone for {config.suspend_time:g} s: its drafts were {reason}"
-                _log.warning("draft worker %s is %s", worker.name, worker.detail)
+            worker.blame(reason, now, self._config)
         self.tally.fall_back(reason)
         self._verifying.step_plainly(now)
 
     def _leave_drafter(self) -> None:
-        self._drafting.detach(self.sequence_id, self._draft_header(time.monotonic()))
+        self._drafting.detach(self.sequence_id, self._verifying.headers(time.monotonic()))
         self._control.serve_with(self._verifying.worker, None)
-
-    def _draft_header(self, now: float) -> Callable[[int], Header]:
-        return lambda base_length: self._verifying.header(base_length, now)
-
-    # ---- the end
 
     def _finished(self, finish_reason: FinishReason) -> Finished:
         return Finished(

@@ -77,6 +77,15 @@ class Pool:
         candidates = self.targets(model)
         return min(candidates, key=lambda w: (w is avoid, len(w.sequences)), default=None)
 
+    async def wait_for_target(self, model: str, avoid: Worker | None, until: float) -> Worker | None:
+        """As `place_target`, waiting for one until that monotonic time."""
+        while (target := self.place_target(model, avoid)) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            await self.wait_for_change(min(left, 0.5))
+        return target
+
     def place_drafter(self, target: Worker) -> Worker | None:
         """The least loaded drafter that fits `target`."""
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from scheduler.config import SchedulerConfig
 from scheduler.request import GenerationRequest
@@ -64,6 +65,10 @@ class Verifying:
             self._request.tracestate,
             remaining,
         )
+
+    def headers(self, now: float) -> Callable[[int], Header]:
+        """`header` by base length."""
+        return lambda base_length: self.header(base_length, now)
 
     def raise_epoch(self, above: int = 0) -> None:
         self.epoch = Epoch(max(self.epoch.number, above) + 1, self._config.scheduler_id)

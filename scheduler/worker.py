@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from scheduler.config import SchedulerConfig
 from scheduler.links import AnyLink
 from specdec.costs import DrafterModel, TargetModel
 from specdec.messages import DraftItem, DraftResult, Identity, Role, TargetItem, TargetResult
+
+_log = logging.getLogger(__name__)
 
 AnyItem = TargetItem | DraftItem
 AnyResult = TargetResult | DraftResult
@@ -62,16 +66,16 @@ class Worker:
         if self.state in (WorkerState.READY, WorkerState.DRAINING):
             self.link.send([item])  # type: ignore[list-item]  # an item of the link's own role
 
-    def record_failure(self, now: float, limit: int, window: float, suspend_time: float) -> bool:
-        """Counts a failure or a late answer; after `limit` of them within `window` the worker is left alone for
-        `suspend_time`. True if that begins now."""
+    def blame(self, reason: str, now: float, config: SchedulerConfig) -> None:
+        """A draft failed or was late; after so many of them within the window the worker is left alone for a while."""
         self.failures.append(now)
-        while self.failures and self.failures[0] < now - window:
+        while self.failures and self.failures[0] < now - config.failure_window:
             self.failures.popleft()
-        if len(self.failures) < limit or now < self.suspended_until:
-            return False
-        self.suspended_until = now + suspend_time
-        return True
+        if len(self.failures) < config.suspend_after_failures or now < self.suspended_until:
+            return
+        self.suspended_until = now + config.suspend_time
+        self.detail = f"left alone for {config.suspend_time:g} s: its drafts were {reason}"
+        _log.warning("draft worker %s is %s", self.name, self.detail)
 
     def record_draft(self, seconds: float, draft_length: int) -> None:
         """A block of at most `draft_length` candidates on its longest path took `seconds`, link included."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
 from scheduler.config import Policy, SchedulerConfig
@@ -23,6 +24,9 @@ from tools.deployment import Deployment, quick_config
 from tools.scripted import Script, ScriptedDrafter, WrongFrom, oracle
 from tools.table_law import TableLaw
 from tools.table_model import TableModel
+
+pytestmark = pytest.mark.slow
+"""Real delays, and shares of decisions: true on a machine that has time, so not in every run."""
 
 LAW = TableLaw()
 REQUEST = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.0), max_tokens=600)

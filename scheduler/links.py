@@ -34,6 +34,10 @@ class WorkerLink(Protocol[Item, Result]):
         """Who the worker is. Raises LinkError."""
         ...
 
+    async def id_digests(self, run: int) -> bytes:
+        """ID_DIGEST_BYTES for each id of a run of its vocabulary; empty if it cannot tell. Raises LinkError."""
+        ...
+
     async def open(self, deliver: Callable[[Sequence[Result]], None], lost: Callable[[str], None]) -> None:
         """Starts the stream. `deliver` gets each batch of results; `lost` is called once, with the cause, when the
         stream breaks for any reason but `close`. Raises LinkError."""

@@ -11,7 +11,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.links import LinkError, LinkFactory
 from scheduler.worker import AnyResult, Worker, WorkerState
 from specdec.messages import PROTOCOL_VERSION, Identity, Role
-from specdec.vocabulary import fit
+from specdec.vocabulary import first_differing_digest, first_differing_run, fit
 
 _QUIET_SECONDS = 10.0
 """How long a worker may stay out of reach before the log says so."""
@@ -144,7 +144,7 @@ class Pool:
         worker.state, worker.detail, worker.suspended_until = WorkerState.READY, "", 0.0
         worker.failures.clear()
         _log.info("%s worker %s is connected at %s", worker.role.value, worker.name, worker.address)
-        self._pair_drafters()
+        await self._pair_drafters()
         await self._notify()
         cause = await broken
         _log.warning("%s worker %s is lost: %s", worker.role.value, worker.name, cause)
@@ -153,21 +153,21 @@ class Pool:
         await worker.link.close()
         worker.link = self._make_link(worker.role, worker.address)
 
-    def _pair_drafters(self) -> None:
+    async def _pair_drafters(self) -> None:
         """Keeps drafters that fit no target out; looked at again whenever a worker connects, so that start order does
         not matter."""
-        targets = [w.identity for w in self._workers.values() if w.role is Role.TARGET and w.identity]
-        for drafter in self._workers.values():
+        targets = [w for w in self._workers.values() if w.role is Role.TARGET and w.identity]
+        for drafter in self.workers:
             if drafter.role is not Role.DRAFT or drafter.state not in (WorkerState.READY, WorkerState.REFUSED):
                 continue
             if drafter.identity is None or not targets:
                 continue
-            fits = [fit(drafter.identity, target) for target in targets]
-            if any(f.fits for f in fits):
+            if any(_fits(drafter, target) for target in targets):
                 drafter.state, drafter.detail = WorkerState.READY, ""
             elif drafter.state is not WorkerState.REFUSED:
-                drafter.state, drafter.detail = WorkerState.REFUSED, fits[0].reason
-                _log.error("draft worker %s is refused: %s", drafter.name, drafter.detail)
+                reason = await _misfit(drafter, targets[0])
+                drafter.state, drafter.detail = WorkerState.REFUSED, reason
+                _log.error("draft worker %s is refused: %s", drafter.name, reason)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -195,3 +195,18 @@ def _serves(worker: Worker, model: str) -> bool:
 
 def _fits(drafter: Worker, target: Worker) -> bool:
     return drafter.identity is not None and target.identity is not None and fit(drafter.identity, target.identity).fits
+
+
+async def _misfit(drafter: Worker, target: Worker) -> str:
+    """Why a drafter does not fit, with both names and the first id that differs as far as the workers tell it."""
+    if drafter.identity is None or target.identity is None:
+        return "it has not said who it is"
+    run = first_differing_run(drafter.identity, target.identity)
+    differing = None
+    if run is not None:
+        try:
+            digests = await asyncio.gather(drafter.link.id_digests(run), target.link.id_digests(run))
+            differing = first_differing_digest(run, *digests)
+        except LinkError:
+            differing = None
+    return fit(drafter.identity, target.identity, differing).reason

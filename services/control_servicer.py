@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from services import codec_control
 from services.codec import encode_duration
 from services.codec_control import SequenceView
 from specdec.messages import Identity, Load
+from specdec.vocabulary import id_digests, read_tokens
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ControlService"].full_name
 
@@ -41,14 +43,24 @@ class ReportedScheduler(Protocol):
 class WorkerControlServicer(pb_grpc.ControlServiceServicer):
     """state: `ready`, `suspended` (it does not step) or `draining`; and the version that the process runs."""
 
-    def __init__(self, worker: ReportedWorker, address: str, state: Callable[[], str] = lambda: "ready") -> None:
+    def __init__(
+        self,
+        worker: ReportedWorker,
+        address: str,
+        state: Callable[[], str] = lambda: "ready",
+        tokenizer_json: bytes | None = None,
+    ) -> None:
         self._worker = worker
+        self._tokenizer_json = tokenizer_json
         self._state = state
         self._started = time.monotonic()
         self.address = address
 
     async def GetIdentity(self, request: pb.GetIdentityRequest, context: Context) -> pb.GetIdentityResponse:
-        return pb.GetIdentityResponse(identity=codec_control.encode_identity(self._worker.identity))
+        response = pb.GetIdentityResponse(identity=codec_control.encode_identity(self._worker.identity))
+        if request.HasField("vocabulary_run") and self._tokenizer_json is not None:
+            response.id_digests = await asyncio.to_thread(_id_digests, self._tokenizer_json, request.vocabulary_run)
+        return response
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         identity, load, state = self._worker.identity, self._worker.load(), self._state()
@@ -101,3 +113,8 @@ class SchedulerControlServicer(pb_grpc.ControlServiceServicer):
             metadata_state=self._metadata_state(),
             uptime=encode_duration(time.monotonic() - self._started),
         )
+
+
+def _id_digests(tokenizer_json: bytes, run: int) -> bytes:
+    """Asked only when two vocabularies differ, so the tokens are not kept for it."""
+    return id_digests(read_tokens(tokenizer_json), run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from outrider.version import __version__
 from services.settings import DraftSettings
@@ -34,17 +34,18 @@ def run_draft(settings: DraftSettings) -> int:
     """Serves until SIGTERM; returns the exit code. Raises StartError."""
     prepare(settings, "draft")
     refuse_exposed(settings.listen, settings)
-    drafter, identity, make_mask = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
+    built = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
 
     from draft_worker.worker import DraftWorker
     from services.worker_lease import make_lease
     from services.worker_process import serve_draft
 
-    worker = DraftWorker(settings.draft_config(), drafter, identity, make_mask)
+    worker = DraftWorker(settings.draft_config(), built.drafter, built.identity, built.make_mask)
     return serve(
         serve_draft(
             worker,
             settings.listen,
+            tokenizer_json=built.tokenizer_json,
             on_ready=say_serving,
             lease=make_lease(settings, worker),
             options=serve_options(settings, settings.listen),
@@ -52,7 +53,14 @@ def run_draft(settings: DraftSettings) -> int:
     )
 
 
-Built = tuple[Drafter, Identity, MaskFactory | None]
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A drafter, and of one with a model what its vocabulary needs."""
+
+    drafter: Drafter
+    identity: Identity
+    make_mask: MaskFactory | None = None
+    tokenizer_json: bytes | None = None
 
 
 def build_ngram(settings: DraftSettings) -> Built:
@@ -63,7 +71,7 @@ def build_ngram(settings: DraftSettings) -> Built:
         drafter = NgramDrafter(settings.ngram_min, settings.ngram_max)
     except ValueError as error:
         raise StartError(str(error), ExitCode.WRONG_USE) from error
-    return drafter, Identity(settings.worker_id, Role.DRAFT, "", version=__version__, drafter=drafter.name), None
+    return Built(drafter, Identity(settings.worker_id, Role.DRAFT, "", version=__version__, drafter=drafter.name))
 
 
 def build_model(settings: DraftSettings) -> Built:
@@ -87,4 +95,4 @@ def build_model(settings: DraftSettings) -> Built:
     drafter = ModelDrafter(model)
     identity = model_identity(settings.worker_id, Role.DRAFT, name, model, digest)
     make_mask = mask_factory(bundle.tokenizer_json, model.vocabulary_size, bundle.stop_token_ids)
-    return drafter, replace(identity, drafter=drafter.name), make_mask
+    return Built(drafter, replace(identity, drafter=drafter.name), make_mask, bundle.tokenizer_json)

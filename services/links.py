@@ -74,6 +74,11 @@ class _GrpcLink(Generic[Item, Result]):
         except InvalidMessage as error:
             raise LinkError(f"{self.address}: {error}") from error
 
+    async def id_digests(self, run: int) -> bytes:
+        stub = control_grpc.ControlServiceStub(self._channel)
+        request = control_pb.GetIdentityRequest(vocabulary_run=run)
+        return (await self._answer(stub.GetIdentity(request, timeout=self._config.connect_timeout))).id_digests
+
     async def load(self) -> Load:
         stub = control_grpc.ControlServiceStub(self._channel)
         response = await self._answer(stub.GetStatus(control_pb.GetStatusRequest(), timeout=self._config.call_timeout))

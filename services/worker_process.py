@@ -73,7 +73,7 @@ async def serve_target(
     listen: `HOST:PORT` or `unix:PATH`. on_ready is told the real address. lease(address) is held while new sequences
     are welcome.
     """
-    process = _WorkerProcess(worker, listen, options or ServeOptions(), stop or asyncio.Event())
+    process = _WorkerProcess(worker, listen, options or ServeOptions(), stop or asyncio.Event(), bundle.tokenizer_json)
     servicer = TargetServicer(worker, bundle, process.progress)
     target_grpc.add_TargetServiceServicer_to_server(servicer, process.server.grpc)
     await process.run(servicer.streams, target_servicer.SERVICE_NAME, on_ready, lease)
@@ -83,20 +83,29 @@ async def serve_draft(
     worker: StreamWorker[DraftItem, DraftResult],
     listen: str,
     *,
+    tokenizer_json: bytes | None = None,
     on_ready: OnReady | None = None,
     lease: MakeLease | None = None,
     options: ServeOptions | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """As `serve_target`, for a draft worker."""
-    process = _WorkerProcess(worker, listen, options or ServeOptions(), stop or asyncio.Event())
+    """As `serve_target`, for a draft worker. tokenizer_json: of its model, if it has one."""
+    process = _WorkerProcess(worker, listen, options or ServeOptions(), stop or asyncio.Event(), tokenizer_json)
     servicer = DraftServicer(worker, process.progress)
     draft_grpc.add_DraftServiceServicer_to_server(servicer, process.server.grpc)
     await process.run(servicer.streams, draft_servicer.SERVICE_NAME, on_ready, lease)
 
 
 class _WorkerProcess:
-    def __init__(self, worker: StreamWorker[Any, Any], listen: str, options: ServeOptions, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        worker: StreamWorker[Any, Any],
+        listen: str,
+        options: ServeOptions,
+        stop: asyncio.Event,
+        tokenizer_json: bytes | None,
+    ) -> None:
+        self._tokenizer_json = tokenizer_json
         self.server = Server(ServerConfig(addresses=(listen,), tls=options.tls))
         self.progress = Progress(worker.load, options.stall_after)
         self._worker = worker
@@ -107,7 +116,7 @@ class _WorkerProcess:
     async def run(
         self, streams: StreamServer[Any, Any, Any, Any], service: str, on_ready: OnReady | None, lease: MakeLease | None
     ) -> None:
-        control = WorkerControlServicer(self._worker, "", lambda: self._state)
+        control = WorkerControlServicer(self._worker, "", lambda: self._state, self._tokenizer_json)
         control_grpc.add_ControlServiceServicer_to_server(control, self.server.grpc)
         (address,) = await self.server.start((service, control_servicer.SERVICE_NAME))
         control.address = address

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import groupby
 from typing import Any
 
 from specdec.messages import Identity
@@ -19,6 +19,8 @@ from specdec.messages import Identity
 RUN_LENGTH = 1024
 """Ids per run digest."""
 DIGEST_BYTES = 32
+ID_DIGEST_BYTES = 8
+"""Enough to tell one token from another."""
 
 
 class InvalidTokenizer(Exception):
@@ -104,11 +106,26 @@ def _model_tokens(vocabulary: Any) -> Iterable[tuple[int, str]]:
     return ((token_id, str(entry[0])) for token_id, entry in enumerate(vocabulary))
 
 
-def first_differing_id(first: Sequence[Token], second: Sequence[Token]) -> int | None:
-    """The lowest id that is another token, has another special flag or is missing on one side; None if all agree."""
-    for one, other in zip_longest(first, second):
-        if one != other:
-            return min(token.token_id for token in (one, other) if token is not None)
+def id_digests(tokens: Sequence[Token], run: int) -> bytes:
+    """ID_DIGEST_BYTES for each id of a run, in order; zeros for an id without a token. tokens: in the order of ids."""
+    digests = bytearray(RUN_LENGTH * ID_DIGEST_BYTES)
+    for token in tokens:
+        if token.token_id // RUN_LENGTH == run:
+            start = token.token_id % RUN_LENGTH * ID_DIGEST_BYTES
+            digests[start : start + ID_DIGEST_BYTES] = hashlib.sha256(token.encoded).digest()[:ID_DIGEST_BYTES]
+    return bytes(digests)
+
+
+def first_differing_run(first: Identity, second: Identity) -> int | None:
+    """The first run of RUN_LENGTH ids in which two vocabularies differ; None if none is known to."""
+    return _first_differing_run(first.vocabulary_run_digests, second.vocabulary_run_digests)
+
+
+def first_differing_digest(run: int, first: bytes, second: bytes) -> int | None:
+    """The first id of a run whose digest differs; None if all agree or one side does not tell."""
+    for start in range(0, min(len(first), len(second)), ID_DIGEST_BYTES):
+        if first[start : start + ID_DIGEST_BYTES] != second[start : start + ID_DIGEST_BYTES]:
+            return run * RUN_LENGTH + start // ID_DIGEST_BYTES
     return None
 
 
@@ -120,16 +137,20 @@ class Fit:
     reason: str = ""
 
 
-def fit(draft: Identity, target: Identity) -> Fit:
-    """Compares what the workers say of themselves. A drafter without a model (vocabulary_size 0) fits every target."""
+def fit(draft: Identity, target: Identity, first_differing_id: int | None = None) -> Fit:
+    """Compares what the workers say of themselves. A drafter without a model (vocabulary_size 0) fits every target.
+
+    first_differing_id: for the reason, where it is known; else the reason tells its run of RUN_LENGTH ids.
+    """
     if draft.vocabulary_size == 0:
         return Fit(True)
     if (draft.vocabulary_size, draft.vocabulary_sha256) == (target.vocabulary_size, target.vocabulary_sha256):
         return Fit(True)
+    where = _difference(draft, target) if first_differing_id is None else f"first differing id {first_differing_id}"
     return Fit(
         False,
         f"draft model {draft.model_name} ({draft.vocabulary_size} token ids) does not share the vocabulary of "
-        f"target model {target.model_name} ({target.vocabulary_size} token ids): {_difference(draft, target)}",
+        f"target model {target.model_name} ({target.vocabulary_size} token ids): {where}",
     )
 
 

@@ -11,7 +11,7 @@ from specdec.messages import DraftOpen, DraftResult, Refusal, RefusalReason, Ver
 from specdec.params import SamplingParams
 from tools.continuations import LawContinuation
 from tools.deployment import Deployment, DraftSpec, quick_config
-from tools.identities import draft_identity, words
+from tools.identities import draft_identity, tokenizer_json, words
 from tools.scripted import ScriptedDrafter, WrongFrom, oracle
 from tools.table_law import TableLaw
 from tools.table_model import TableModel
@@ -122,10 +122,12 @@ async def test_killed_drafter_another_takes_over_without_a_changed_token() -> No
 
 
 async def test_misfitting_drafter_is_refused_whatever_the_start_order() -> None:
-    foreign = DraftSpec(_drafter(), draft_identity("foreign", [f"x{i}" for i in range(64)]))
+    vocabulary = [*words(5), "another", *words(64)[6:]]
+    foreign = DraftSpec(_drafter(), draft_identity("foreign", vocabulary))
     fitting = DraftSpec(_drafter(), draft_identity("fitting", words(LAW.vocabulary_size)))
     async with Deployment([], [foreign, fitting]) as deployment:
         assert await deployment.state_of("draft-0") == "ready"  # nothing to compare with yet
+        deployment.drafts[0].tokenizer_json = tokenizer_json(vocabulary)
         endpoint = deployment.add_target(TableModel(LAW))
         deployment.scheduler.add_worker(endpoint.worker.identity.role, endpoint.address)
 
@@ -135,8 +137,9 @@ async def test_misfitting_drafter_is_refused_whatever_the_start_order() -> None:
         await until(refused, "the foreign drafter is refused")
         assert await deployment.state_of("draft-1") == "ready"
         view = next(v for v in await deployment.scheduler.workers() if v.address == "draft-0")
-        assert "table-draft" in view.detail
-        assert "table" in view.detail
+        assert "draft model table-draft" in view.detail
+        assert "target model table" in view.detail
+        assert view.detail.endswith("first differing id 5")
         await deployment.generate(replace(REQUEST, max_tokens=20))
         assert deployment.drafts[0].items == []
         assert any(isinstance(item.body, DraftOpen) for item in deployment.drafts[1].items)

@@ -10,7 +10,15 @@ from dataclasses import replace
 import pytest
 
 from specdec.messages import Identity, Role
-from specdec.vocabulary import RUN_LENGTH, InvalidTokenizer, VocabularyDigest, first_differing_id, fit, read_tokens
+from specdec.vocabulary import (
+    RUN_LENGTH,
+    InvalidTokenizer,
+    VocabularyDigest,
+    first_differing_digest,
+    fit,
+    id_digests,
+    read_tokens,
+)
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -74,16 +82,24 @@ def test_unigram_list_and_dictionary_are_one_vocabulary() -> None:
     assert VocabularyDigest.of(tokenizer_json(WORDS, kind="Unigram")) == VocabularyDigest.of(tokenizer_json(WORDS))
 
 
+def _first_differing(first: bytes, second: bytes, run: int | None = None) -> int | None:
+    """As a scheduler finds it: the run by its digest, then the id by its own."""
+    if run is None:
+        runs = [VocabularyDigest.of(content).run_digests for content in (first, second)]
+        run = next(i for i in range(99) if runs[0][32 * i : 32 * i + 32] != runs[1][32 * i : 32 * i + 32])
+    return first_differing_digest(run, *(id_digests(read_tokens(content), run) for content in (first, second)))
+
+
 def test_token_order_and_special_flag_count() -> None:
     base = tokenizer_json(WORDS, special=("<end>",))
     swapped = tokenizer_json([*WORDS[:100], WORDS[101], WORDS[100], *WORDS[102:]], special=("<end>",))
     plain_end = tokenizer_json([*WORDS, "<end>"])
     digests = {VocabularyDigest.of(content).sha256 for content in (base, swapped, plain_end)}
     assert len(digests) == 3
-    assert first_differing_id(read_tokens(base), read_tokens(swapped)) == 100
-    assert first_differing_id(read_tokens(base), read_tokens(plain_end)) == 3000
-    assert first_differing_id(read_tokens(base), read_tokens(tokenizer_json(WORDS))) == 3000
-    assert first_differing_id(read_tokens(base), read_tokens(base)) is None
+    assert _first_differing(base, swapped) == 100
+    assert _first_differing(base, plain_end) == 3000
+    assert _first_differing(base, tokenizer_json(WORDS)) == 3000
+    assert _first_differing(base, base, run=2) is None
 
 
 def test_token_borders_count() -> None:

@@ -26,31 +26,31 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outrider/v1/control_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"\x14\n\x12GetIdentityRequest\"D\n\x13GetIdentityResponse\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\"\xa5\x02\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x18\n\x10protocol_version\x18\x08 \x01(\r\x12\x1e\n\x16vocabulary_run_digests\x18\t \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\")\n\x10GetStatusRequest\x12\x15\n\rmax_sequences\x18\x01 \x01(\r\"\xe2\x01\n\x0cWorkerStatus\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.outrider.v1.WorkerState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12%\n\x04load\x18\x05 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x32\n\x0flease_remaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xce\x01\n\nWorkerLoad\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x15\n\rlargest_batch\x18\x06 \x01(\r\x12\x14\n\x0cstale_blocks\x18\x07 \x01(\x04\x12\x15\n\rrefused_items\x18\x08 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\t \x01(\x04\"\xb4\x01\n\x0eSequenceStatus\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12\x15\n\rtarget_worker\x18\x05 \x01(\t\x12\x14\n\x0c\x64raft_worker\x18\x06 \x01(\t\x12\x0c\n\x04mode\x18\x07 \x01(\t\"\xec\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\x12*\n\x07workers\x18\x03 \x03(\x0b\x32\x19.outrider.v1.WorkerStatus\x12.\n\tsequences\x18\x04 \x03(\x0b\x32\x1b.outrider.v1.SequenceStatus\x12\x18\n\x10\x61\x63tive_sequences\x18\x05 \x01(\r\x12\x16\n\x0emetadata_state\x18\x06 \x01(\t\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration*\xc8\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x03\x12\x1a\n\x16WORKER_STATE_SUSPENDED\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x06\x32\xae\x01\n\x0e\x43ontrolService\x12P\n\x0bGetIdentity\x12\x1f.outrider.v1.GetIdentityRequest\x1a .outrider.v1.GetIdentityResponse\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outrider/v1/control_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"D\n\x12GetIdentityRequest\x12\x1b\n\x0evocabulary_run\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_vocabulary_run\"X\n\x13GetIdentityResponse\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x12\n\nid_digests\x18\x02 \x01(\x0c\"\xa5\x02\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x18\n\x10protocol_version\x18\x08 \x01(\r\x12\x1e\n\x16vocabulary_run_digests\x18\t \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\")\n\x10GetStatusRequest\x12\x15\n\rmax_sequences\x18\x01 \x01(\r\"\xe2\x01\n\x0cWorkerStatus\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.outrider.v1.WorkerState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12%\n\x04load\x18\x05 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x32\n\x0flease_remaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xce\x01\n\nWorkerLoad\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x15\n\rlargest_batch\x18\x06 \x01(\r\x12\x14\n\x0cstale_blocks\x18\x07 \x01(\x04\x12\x15\n\rrefused_items\x18\x08 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\t \x01(\x04\"\xb4\x01\n\x0eSequenceStatus\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12\x15\n\rtarget_worker\x18\x05 \x01(\t\x12\x14\n\x0c\x64raft_worker\x18\x06 \x01(\t\x12\x0c\n\x04mode\x18\x07 \x01(\t\"\xec\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\x12*\n\x07workers\x18\x03 \x03(\x0b\x32\x19.outrider.v1.WorkerStatus\x12.\n\tsequences\x18\x04 \x03(\x0b\x32\x1b.outrider.v1.SequenceStatus\x12\x18\n\x10\x61\x63tive_sequences\x18\x05 \x01(\r\x12\x16\n\x0emetadata_state\x18\x06 \x01(\t\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration*\xc8\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x03\x12\x1a\n\x16WORKER_STATE_SUSPENDED\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x06\x32\xae\x01\n\x0e\x43ontrolService\x12P\n\x0bGetIdentity\x12\x1f.outrider.v1.GetIdentityRequest\x1a .outrider.v1.GetIdentityResponse\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.control_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1399
-  _globals['_WORKERSTATE']._serialized_end=1599
+  _globals['_WORKERSTATE']._serialized_start=1467
+  _globals['_WORKERSTATE']._serialized_end=1667
   _globals['_GETIDENTITYREQUEST']._serialized_start=107
-  _globals['_GETIDENTITYREQUEST']._serialized_end=127
-  _globals['_GETIDENTITYRESPONSE']._serialized_start=129
-  _globals['_GETIDENTITYRESPONSE']._serialized_end=197
-  _globals['_WORKERIDENTITY']._serialized_start=200
-  _globals['_WORKERIDENTITY']._serialized_end=493
-  _globals['_GETSTATUSREQUEST']._serialized_start=495
-  _globals['_GETSTATUSREQUEST']._serialized_end=536
-  _globals['_WORKERSTATUS']._serialized_start=539
-  _globals['_WORKERSTATUS']._serialized_end=765
-  _globals['_WORKERLOAD']._serialized_start=768
-  _globals['_WORKERLOAD']._serialized_end=974
-  _globals['_SEQUENCESTATUS']._serialized_start=977
-  _globals['_SEQUENCESTATUS']._serialized_end=1157
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1160
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1396
-  _globals['_CONTROLSERVICE']._serialized_start=1602
-  _globals['_CONTROLSERVICE']._serialized_end=1776
+  _globals['_GETIDENTITYREQUEST']._serialized_end=175
+  _globals['_GETIDENTITYRESPONSE']._serialized_start=177
+  _globals['_GETIDENTITYRESPONSE']._serialized_end=265
+  _globals['_WORKERIDENTITY']._serialized_start=268
+  _globals['_WORKERIDENTITY']._serialized_end=561
+  _globals['_GETSTATUSREQUEST']._serialized_start=563
+  _globals['_GETSTATUSREQUEST']._serialized_end=604
+  _globals['_WORKERSTATUS']._serialized_start=607
+  _globals['_WORKERSTATUS']._serialized_end=833
+  _globals['_WORKERLOAD']._serialized_start=836
+  _globals['_WORKERLOAD']._serialized_end=1042
+  _globals['_SEQUENCESTATUS']._serialized_start=1045
+  _globals['_SEQUENCESTATUS']._serialized_end=1225
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1228
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1464
+  _globals['_CONTROLSERVICE']._serialized_start=1670
+  _globals['_CONTROLSERVICE']._serialized_end=1844
 # @@protoc_insertion_point(module_scope)

@@ -56,14 +56,21 @@ Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 class GetIdentityRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    VOCABULARY_RUN_FIELD_NUMBER: _builtins.int
+    vocabulary_run: _builtins.int
+    """Also tell the digests of the single ids of this run of 1,024, to find the first that differs."""
     def __init__(
         self,
+        *,
+        vocabulary_run: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_run", b"_vocabulary_run", "vocabulary_run", b"vocabulary_run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_run", b"_vocabulary_run", "vocabulary_run", b"vocabulary_run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__vocabulary_run: _TypeAlias = _typing.Literal["vocabulary_run"]  # noqa: Y015
+    _WhichOneofArgType__vocabulary_run: _TypeAlias = _typing.Literal["_vocabulary_run", b"_vocabulary_run"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__vocabulary_run) -> _WhichOneofReturnType__vocabulary_run | None: ...
 
 Global___GetIdentityRequest: _TypeAlias = GetIdentityRequest  # noqa: Y015
 
@@ -72,16 +79,20 @@ class GetIdentityResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDENTITY_FIELD_NUMBER: _builtins.int
+    ID_DIGESTS_FIELD_NUMBER: _builtins.int
+    id_digests: _builtins.bytes
+    """8 bytes for each id of the run that was asked for, in order; zeros for an id without a token."""
     @_builtins.property
     def identity(self) -> Global___WorkerIdentity: ...
     def __init__(
         self,
         *,
         identity: Global___WorkerIdentity | None = ...,
+        id_digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id_digests", b"id_digests", "identity", b"identity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

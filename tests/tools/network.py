@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from scheduler.links import AnyLink, LinkError
 from specdec.messages import Identity, Load, Role, TokenizerBundle
+from specdec.vocabulary import id_digests, read_tokens
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,7 +39,14 @@ class Endpoint(Generic[Item, Result]):
     forge). items, results: everything that was sent to the worker and that reached the scheduler.
     """
 
-    def __init__(self, address: str, worker: Worker[Item, Result], bundle: TokenizerBundle | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        worker: Worker[Item, Result],
+        bundle: TokenizerBundle | None = None,
+        tokenizer_json: bytes = b"",
+    ) -> None:
+        self.tokenizer_json = bundle.tokenizer_json if bundle else tokenizer_json
         self.address = address
         self.worker = worker
         self.bundle = bundle
@@ -124,6 +132,10 @@ class InProcessLink(Generic[Item, Result]):
         session, sent = self._session, list(items)
         endpoint.items += sent
         endpoint.when_awake(lambda: worker.submit(session, sent))
+
+    async def id_digests(self, run: int) -> bytes:
+        endpoint = await self._reach()
+        return id_digests(read_tokens(endpoint.tokenizer_json), run) if endpoint.tokenizer_json else b""
 
     async def load(self) -> Load:
         return (await self._reach()).worker.load()

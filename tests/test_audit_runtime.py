@@ -358,6 +358,7 @@ def test_a_stop_token_is_no_end_of_the_text() -> None:
     assert ended.replay_stop == ended.stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16"])
 async def test_on_a_real_model_it_is_silent_until_a_fault_is_planted(
     smollm2: Path, dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,7 @@ from tools.process import SECRET
 from tools.real_system import RealTarget, real_runner
 from tools.scripted import ScriptedDrafter, WrongFrom, oracle
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NAMES = ("flat", "enum", "array bounds", "pattern")
 
 

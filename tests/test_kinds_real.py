@@ -36,7 +36,7 @@ from tools.real_system import real_runner
 from tools.scripted import FailingDrafter, RandomTree, ScriptedDrafter, WrongFrom, oracle
 from tools.stock_model import StockModel
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TOKENS = 16
 COPY = TextPrompt("The outrider left the camp before dawn. The outrider left the camp before dawn. The outrider")

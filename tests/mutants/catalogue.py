@@ -17,10 +17,10 @@ def _exact(rule: str) -> NamedTest:
 FAULTY_SAMPLERS = [
     Mutant("target law for the residual", ratio_faults.target_for_residual, _cell("rejection", "T 1.0"), quick=True),
     Mutant("|p - q| for the residual", ratio_faults.absolute_residual, _cell("rejection", "T 1.0")),
-    Mutant("greedy draft, softmax sent", ratio_faults.greedy_draft, _cell("rejection", "T 1.0"), quick=True),
+    Mutant("greedy draft, softmax sent", ratio_faults.greedy_draft, _cell("rejection", "T 1.0")),
     Mutant("draft_probs of another temperature", ratio_faults.other_temperature, _cell("rejection", "T 1.0")),
     Mutant("draft_probs without the draft's top-k", ratio_faults.without_top_k, _cell("rejection", "T 1.0")),
-    Mutant("filter forgotten", ratio_faults.verified_with(top_k=0), _cell("rejection", "top-k 5"), quick=True),
+    Mutant("filter forgotten", ratio_faults.verified_with(top_k=0), _cell("rejection", "top-k 5")),
     Mutant("min_p forgotten", ratio_faults.verified_with(min_p=0.0), _cell("rejection", "min-p 0.1")),
     Mutant("bias dropped", ratio_faults.verified_with(logit_bias=((1, -100.0),)), _cell("rejection", "bias")),
     Mutant(
@@ -28,7 +28,7 @@ FAULTY_SAMPLERS = [
         ratio_faults.verified_with(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0),
         _cell("rejection", "penalties"),
     ),
-    Mutant("verify row shifted by one", ratio_faults.row_shifted, _cell("rejection", "T 1.0"), quick=True),
+    Mutant("verify row shifted by one", ratio_faults.row_shifted, _cell("rejection", "T 1.0")),
     Mutant("temperature ignored", ratio_faults.verified_with(temperature=1.0), _cell("rejection", "T 0.3")),
     Mutant("stale draft_probs", ratio_faults.stale_draft_probs, _cell("rejection", "T 1.0")),
     Mutant("candidate dropped for its probability", ratio_faults.doubtful_dropped, _cell("rejection", "T 1.0")),
@@ -41,7 +41,7 @@ FAULTY_SAMPLERS = [
 ]
 
 INVARIANT_FAULTS = [
-    Mutant("noise reused at two positions", invariant_faults.noise_reused, _cell("invariant", "T 1.0"), quick=True),
+    Mutant("noise reused at two positions", invariant_faults.noise_reused, _cell("invariant", "T 1.0")),
     Mutant(
         "one noise for all unseeded requests",
         invariant_faults.one_noise_for_all,

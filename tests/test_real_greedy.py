@@ -19,7 +19,7 @@ ALLOWED_DIFFERENCES_OF_FEW = 1
 """A text shorter than 3,000 tokens may hold one near tie."""
 
 
-SHARE = {"bf16": 3, "fp32": 5}
+SHARE = {"bf16": 3, "fp32": 4}
 """Every how many-th cell a prompt runs in: all of them take turns, and the tests end in their time."""
 
 

@@ -1,7 +1,7 @@
 """Overhead per round of scheduler and gRPC: table models, whose forward costs next to nothing, over real sockets.
 
 The scheduler runs here, one target and one draft worker in processes of their own. An oracle drafter, draft length 4:
-every round is draft, verify, commit. The time per round less the workers' own time is the overhead.
+every round is draft, verify, commit. The overhead is the time per round less what the workers say they computed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +19,9 @@ from bench import report
 
 sys.path.insert(0, str(report.ROOT / "tests"))
 
-from scheduler.request import GenerationRequest, Tokens
+from scheduler.request import GenerationRequest, Started, Tokens
+from scheduler.worker import AnyResult, Worker
+from specdec.messages import Committed, DraftBlock
 from specdec.params import SamplingParams
 from tools.deployment import quick_config
 from tools.socket_deployment import SocketDeployment
@@ -27,12 +30,37 @@ DRAFT_LENGTH = 4
 GOAL_MS = 2.0
 
 
-async def gaps(deployment: SocketDeployment, request: GenerationRequest) -> list[float]:
-    """Milliseconds between the commits of one request, prefill and first round left out."""
+class Watch:
+    """What the workers computed for each sequence since it was last asked, in seconds."""
+
+    def __init__(self, deployment: SocketDeployment) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        pool = deployment.scheduler._pool  # the only place that sees every result
+        self._deliver = pool._deliver
+        pool._deliver = self._watched
+
+    def taken(self, sequence_id: str) -> float:
+        return self._seconds.pop(sequence_id, 0.0)
+
+    def _watched(self, worker: Worker, results: Sequence[AnyResult]) -> None:
+        for result in results:
+            if isinstance(result.body, Committed):
+                self._seconds[result.header.sequence_id] += result.body.step_time
+            elif isinstance(result.body, DraftBlock):
+                self._seconds[result.header.sequence_id] += result.body.draft_time
+        self._deliver(worker, results)
+
+
+async def overheads(deployment: SocketDeployment, watch: Watch, request: GenerationRequest) -> list[float]:
+    """Milliseconds between the commits of one request less the workers' own, prefill and first round left out."""
     times: list[float] = []
+    sequence_id, computed = "", 0.0
     async for event in deployment.scheduler.generate(request):
-        if isinstance(event, Tokens):
-            times.append(time.perf_counter() * 1e3)
+        if isinstance(event, Started):
+            sequence_id = event.sequence_id
+        elif isinstance(event, Tokens):
+            computed += watch.taken(sequence_id)
+            times.append((time.perf_counter() - computed) * 1e3)
     return [later - earlier for earlier, later in itertools.pairwise(times[1:])]
 
 
@@ -44,10 +72,11 @@ async def measure(sequences: Sequence[int]) -> dict[str, list[float]]:
         ("scripted_draft --script oracle --context-length 1024",),
         quick_config(draft_length=DRAFT_LENGTH),
     ) as deployment:
-        await gaps(deployment, request)  # warms up
+        watch = Watch(deployment)
+        await overheads(deployment, watch, request)  # warms up
         for count in sequences:
             together = await asyncio.gather(
-                *(gaps(deployment, replace(request, token_ids=(1, 2, i))) for i in range(count))
+                *(overheads(deployment, watch, replace(request, token_ids=(1, 2, i))) for i in range(count))
             )
             found[str(count)] = [gap for one in together for gap in one]
     return found
@@ -62,7 +91,7 @@ def main(command: str) -> None:
         for count, values in raw.items()
     }
     p99 = {count: statistics.quantiles(values, n=100)[98] for count, values in raw.items()}
-    notes = "The whole time of a round, table forwards included. p99: " + ", ".join(
+    notes = "Time of a round less what target and draft worker computed in it. p99: " + ", ".join(
         f"{count} sequences {value:.1f} ms" for count, value in p99.items()
     )
     report.write("rounds", "Overhead per round", command, raw, ratios, notes + ".")

@@ -46,6 +46,12 @@ class Control:
     def explained(self) -> Sequence[Explained]:
         return self._policy.explained()
 
+    @property
+    def reason(self) -> Explained | None:
+        """Of the latest decision, if the policy gives reasons."""
+        explained = self._policy.explained()
+        return explained[-1] if explained else None
+
     def serve_with(self, target: Worker | None, drafter: Worker | None) -> None:
         """The sequence is on these workers now."""
         if target is not None:

@@ -17,13 +17,16 @@ from scheduler.config import SchedulerConfig
 from scheduler.control import Control
 from scheduler.counters import Counters
 from scheduler.drafting import Drafting
-from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, SequenceFailed, Unavailable
+from scheduler.entries import Reader
+from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, SequenceFailed, Unavailable
+from scheduler.inbox import Inbox
+from scheduler.journal import Journal
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started, Tokens
 from scheduler.tally import Tally
 from scheduler.verifying import Verifying
-from scheduler.worker import AnyResult, Worker
+from scheduler.worker import Worker
 from specdec.candidates import InvalidCandidates
 from specdec.commit import FinishReason
 from specdec.decision import OFF, Decision
@@ -48,10 +51,6 @@ from specdec.policy import SpeculationPolicy
 _log = logging.getLogger(__name__)
 
 
-_Message = tuple[Worker, AnyResult | None] | RequestError
-"""A worker's result, None: its stream broke; or the error that ends the sequence."""
-
-
 class Driver:
     """Drives one sequence. `events` may be iterated once; closing it releases the sequence everywhere."""
 
@@ -66,6 +65,7 @@ class Driver:
         stop: StopConditions,
         policy: SpeculationPolicy,
         counters: Counters,
+        readers: Sequence[Reader] = (),
     ) -> None:
         self._config = config
         self._pool = pool
@@ -73,15 +73,16 @@ class Driver:
         self.request = request
         self._started_at = time.monotonic()
         self._deadline = math.inf if request.timeout is None else self._started_at + request.timeout
-        self._inbox: asyncio.Queue[_Message] = asyncio.Queue()
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
-        self.tally = Tally(counters)
+        self._journal = Journal(sequence_id, readers)
+        self.tally = Tally(counters, self._journal)
         self._drafting = Drafting(config, request, stop, log, self.tally)
         self._control = Control(policy, log, self.tally, stop.max_length)
         self._placing_since: float | None = None
         self._pending_events: list[Event] = []
         self._finish_reason: FinishReason | None = None
         self._first_token_at = 0.0
+        self.inbox = Inbox()
         self.sequence_id = sequence_id
         self.log = log
         self.stop = stop
@@ -103,18 +104,6 @@ class Driver:
         """The latest decisions of its policy with their reasons, oldest first."""
         return self._control.explained()
 
-    def deliver(self, worker: Worker, result: AnyResult) -> None:
-        """A worker's result for this sequence."""
-        self._inbox.put_nowait((worker, result))
-
-    def lost(self, worker: Worker) -> None:
-        """That worker's stream broke."""
-        self._inbox.put_nowait((worker, None))
-
-    def end(self, error: RequestError) -> None:
-        """The scheduler gives the sequence up."""
-        self._inbox.put_nowait(error)
-
     def record(self) -> SequenceRecord:
         verifying, drafter = self._verifying, self._drafting.worker
         return SequenceRecord(
@@ -131,6 +120,8 @@ class Driver:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Started, Tokens..., Finished. Raises a RequestError instead of Finished."""
+        error: BaseException | None = None
+        self._journal.admitted(self.request)
         try:
             await self._place(avoid=None)
             yield Started(self.sequence_id, self.request.model, self.request.sampling.seed, self.prompt_length)
@@ -140,20 +131,21 @@ class Driver:
                 for event in pending:
                     yield event
             yield self._finished(self._finish_reason)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             self._release()
+            completed = len(self.log) - self.prompt_length
+            self._journal.ended(completed, self._finish_reason, self.tally.summary, error)
 
     async def _next(self) -> None:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
         wake_at = min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
-        try:
-            async with asyncio.timeout(None if wake_at == math.inf else wake_at - time.monotonic()):
-                message = await self._inbox.get()
-        except TimeoutError:
+        message = await self.inbox.next(wake_at)
+        if message is None:
             await self._passed(time.monotonic())
             return
-        if isinstance(message, RequestError):
-            raise message
         worker, result = message
         if result is None:
             await self._worker_lost(worker)
@@ -171,7 +163,7 @@ class Driver:
             self._drafting.give_up_waiting()
             self._draft_failed("late")
 
-    async def _place(self, avoid: Worker | None) -> None:
+    async def _place(self, avoid: Worker | None, cause: str = "") -> None:
         """Opens the log on a live target under a new epoch, waiting for one as long as admission allows."""
         since = self._placing_since = self._placing_since or time.monotonic()
         until = min(since + self._config.admission_timeout, self._deadline)
@@ -190,6 +182,8 @@ class Driver:
         waits = not decision.off and not decision.probe
         self._verifying.open(target, self._drafting.patience() if waits else 0.0, now)
         self.opened_length = len(self.log)
+        drafter = self._drafting.worker
+        self._journal.placed(self._verifying.epoch.number, target, drafter, len(self.log), cause)
         if not decision.off:
             self._ask(decision, now)
         self._recorder.record(self.record())
@@ -201,7 +195,7 @@ class Driver:
         _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause)
         self._verifying.leave(time.monotonic())
         self.tally.fail_over()
-        await self._place(worker if avoid else None)
+        await self._place(worker if avoid else None, cause)
 
     async def _worker_lost(self, worker: Worker) -> None:
         if worker is self._drafting.worker:
@@ -219,7 +213,7 @@ class Driver:
         if isinstance(body, Committed):
             await self._committed(header, body)
         elif isinstance(body, StaleBlock):
-            self.tally.stale_block()
+            self.tally.stale_block(header.base_length)
         elif isinstance(body, Refusal):
             await self._refused(body)
         elif isinstance(body, Failure):
@@ -277,6 +271,7 @@ class Driver:
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
         self._placing_since = None
+        self._journal.committed(body, len(self.log) - len(body.token_ids), position, self._control.reason)
         self._first_token_at = self._first_token_at or now
         self._recorder.record(self.record())
         self._pending_events.append(
@@ -309,6 +304,7 @@ class Driver:
     def _ask(self, decision: Decision, now: float) -> None:
         """The target goes on meanwhile if this is a probe: nobody waits for it."""
         waits = not decision.probe and not self._control.covers
+        self._journal.asked(now)
         self._drafting.ask(self._control.asked(decision), self._verifying.headers(now), now, waits)
 
     def _choose_drafter(self, target: Worker, now: float) -> None:
@@ -367,6 +363,7 @@ class Driver:
         self._verifying.verify(base, block.candidates, patience, now)
         if len(block.candidates):
             self._control.forwarded(header.base_length, header.prefix_digest, block.candidates)
+            self._journal.forwarded(header.base_length, block, self._drafting.worker, place is Place.BEYOND, now)
 
     def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:
         """No block will come for this round: the target goes on plainly. Failing twice leaves the worker alone."""

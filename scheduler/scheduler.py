@@ -13,6 +13,7 @@ from scheduler.audit import NO_AUDIT, AuditConfig, Auditor, Sink, ignore, root_o
 from scheduler.config import Policy, SchedulerConfig
 from scheduler.counters import NO_COUNTERS, Counters
 from scheduler.driver import Driver
+from scheduler.entries import Reader
 from scheduler.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from scheduler.links import LinkError, LinkFactory, Recorder, SequenceRecord, TargetLink
 from scheduler.pool import Pool
@@ -53,10 +54,13 @@ class Scheduler:
         counters: Counters = NO_COUNTERS,
         audit: AuditConfig = NO_AUDIT,
         on_mismatch: Sink = ignore,
+        readers: Sequence[Reader] = (),
     ) -> None:
+        """readers: read the journal of every sequence."""
         self._config = config
         self._recorder = recorder
         self._counters = counters
+        self._readers = tuple(readers)
         self._pool = Pool(config, make_link, self._deliver, self._lost)
         self._auditor = Auditor(audit, config, self._pool, counters, on_mismatch)
         self._drivers: dict[str, Driver] = {}
@@ -148,7 +152,7 @@ class Scheduler:
         """Ends what still runs with Unavailable, and every link."""
         self._draining = True
         for driver in self._drivers.values():
-            driver.end(Unavailable("this scheduler has ended"))
+            driver.inbox.end(Unavailable("this scheduler has ended"))
         await self._auditor.close()
         await self._pool.close()
 
@@ -159,7 +163,7 @@ class Scheduler:
         for result in results:
             driver = self._drivers.get(result.header.sequence_id)
             if driver is not None:
-                driver.deliver(worker, result)
+                driver.inbox.deliver(worker, result)
             else:
                 self._auditor.deliver(worker, result)
 
@@ -183,7 +187,7 @@ class Scheduler:
         for sequence_id in list(worker.sequences):
             driver = self._drivers.get(sequence_id)
             if driver is not None:
-                driver.lost(worker)
+                driver.inbox.lost(worker)
 
     async def _view(self, worker: Worker) -> WorkerView:
         load: Load | None = None
@@ -232,6 +236,7 @@ class Scheduler:
             stop,
             self._policy(request),
             self._counters,
+            self._readers,
         )
 
     def _policy(self, request: GenerationRequest) -> SpeculationPolicy:

@@ -9,6 +9,7 @@ from types import TracebackType
 from scheduler import counters as metrics
 from scheduler.counters import Counters, position_label
 from scheduler.in_flight import Outcome
+from scheduler.journal import Journal
 from scheduler.request import Event, Finished, SpeculationSummary, Started, Tokens
 from specdec.messages import Committed
 
@@ -16,8 +17,9 @@ from specdec.messages import Committed
 class Tally:
     """Of one sequence."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, journal: Journal) -> None:
         self._counters = counters
+        self._journal = journal
         self.summary = SpeculationSummary()
 
     def step(self, committed: Committed) -> int:
@@ -36,7 +38,9 @@ class Tally:
     def streamed(self, tokens: int) -> None:
         self._counters.add(metrics.GENERATION_TOKENS, tokens)
 
-    def stale_block(self) -> None:
+    def stale_block(self, base_length: int | None = None) -> None:
+        """base_length: of a block that went to the target, and was stale there."""
+        self._journal.stale(base_length)
         self.summary.num_stale_blocks += 1
         self._counters.add(metrics.STALE_BLOCKS)
 
@@ -50,6 +54,7 @@ class Tally:
     def fall_back(self, reason: str) -> None:
         self.summary.fallbacks[reason] = self.summary.fallbacks.get(reason, 0) + 1
         self._counters.add(metrics.FALLBACK, 1, reason)
+        self._journal.fell_back(reason)
 
     def fail_over(self) -> None:
         self.summary.num_failovers += 1

@@ -79,7 +79,7 @@ class GoodputPolicy:
             self._plain(observation)
 
     def explained(self) -> Sequence[Explained]:
-        return tuple(self._explained)
+        return self._explained
 
     def close(self) -> None:
         self._target.leave(self)

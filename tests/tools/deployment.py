@@ -12,6 +12,7 @@ from draft_worker.worker import DraftWorker
 from scheduler.audit import NO_AUDIT, AuditConfig, Sink, ignore
 from scheduler.config import Policy, SchedulerConfig
 from scheduler.counters import NO_COUNTERS, Counters
+from scheduler.entries import Reader
 from scheduler.request import Finished, GenerationRequest, Speculation, Started, Tokens
 from scheduler.scheduler import Scheduler
 from specdec.commit import FinishReason, TokenSource
@@ -118,11 +119,14 @@ class Deployment(SystemUnderTest):
         counters: Counters = NO_COUNTERS,
         audit: AuditConfig = NO_AUDIT,
         on_mismatch: Sink = ignore,
+        readers: Sequence[Reader] = (),
     ) -> None:
         self.models = list(models)
         self.network = Network()
         recorder = MemoryRecorder()
-        scheduler = Scheduler(config or quick_config(), self.network.make_link, recorder, counters, audit, on_mismatch)
+        scheduler = Scheduler(
+            config or quick_config(), self.network.make_link, recorder, counters, audit, on_mismatch, readers
+        )
         super().__init__(scheduler, recorder)
         self.targets: list[Endpoint[TargetItem, TargetResult]] = []
         self.drafts: list[Endpoint[DraftItem, DraftResult]] = []

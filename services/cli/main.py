@@ -30,6 +30,7 @@ COMMANDS = {
     "up": LazyCommand("services.cli.up", "Start scheduler, target workers and draft workers on this machine."),
     "demo": LazyCommand("services.cli.demo", "Start everything, stream one answer, show the figures, end."),
     "generate": LazyCommand("services.cli.generate", "Ask a running deployment for text."),
+    "batch": LazyCommand("services.cli.batch", "Ask a running deployment a file of requests, each once."),
     "status": LazyCommand("services.cli.status", "Show workers, leases and load of a running deployment."),
     "replay": LazyCommand("services.cli.replay", "Decode an answer that the audit found wrong again."),
     "models": LazyCommand("services.cli.models", "List, fetch and remove named models."),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 
+from draft_worker import counters as metrics
 from draft_worker.config import DraftConfig
 from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
@@ -16,18 +18,29 @@ from specdec.candidates import EMPTY, TOKEN_ID_LIMIT, CandidateTree, InvalidCand
 from specdec.drafter import Abandoned, Drafter, DraftJob
 from specdec.grammar import MaskFactory
 from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity
+from specdec.metric import NO_COUNTERS, Counters
 from specdec.worker import Outgoing, Worker
 
 _log = logging.getLogger(__name__)
+
+_Started = tuple[DraftSequence, bytes, float]
+"""A sequence that is drafted for, the digest of its log then, and since when its block was due."""
 
 
 class DraftWorker(Worker[DraftItem, DraftResult]):
     """Proposes candidates for many sequences."""
 
     def __init__(
-        self, config: DraftConfig, drafter: Drafter, identity: Identity, make_mask: MaskFactory | None = None
+        self,
+        config: DraftConfig,
+        drafter: Drafter,
+        identity: Identity,
+        make_mask: MaskFactory | None = None,
+        counters: Counters = NO_COUNTERS,
     ) -> None:
         super().__init__(identity)
+        self._counters = counters
+        self._label = identity.drafter_label
         self._config = config
         self._drafter = drafter
         self._intake = Intake(config, drafter, identity.vocabulary_size, self._load, make_mask)
@@ -65,7 +78,7 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
         return [sequence for _, _, sequence in due[: self._config.max_batch]]
 
     def _draft(self, due: list[DraftSequence], outgoing: Outgoing[DraftResult]) -> None:
-        started = {s.sequence_id: (s, s.log.digest, s.due_since or 0.0) for s in due}
+        started: dict[str, _Started] = {s.sequence_id: (s, s.log.digest, s.due_since or 0.0) for s in due}
 
         def abandoned(sequence_id: str) -> bool:
             """Looks for news between two tokens: what was told of other sequences is done, and a draft whose base is
@@ -75,24 +88,39 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
             sequence, digest, _ = started[sequence_id]
             return self._intake.sequences.get(sequence_id) is not sequence or sequence.log.digest != digest
 
+        began = time.monotonic()
         trees = self._propose([sequence.job for sequence in due], abandoned)
         now = time.monotonic()
         self._load.steps += 1
         self._load.largest_batch = max(self._load.largest_batch, len(due))
+        self._count_batch(started.values(), began, now)
         for sequence, tree in zip(due, trees, strict=True):
             if abandoned(sequence.sequence_id):
+                self._count_block("abandoned")
                 continue
             header = Header(sequence.sequence_id, sequence.epoch, len(sequence.log), sequence.log.digest)
             if isinstance(tree, Exception):
                 outgoing[sequence.session].append(DraftResult(header, Failure(str(tree) or repr(tree))))
                 self._drafter.release(sequence.sequence_id)
                 sequence.due_since = None
+                self._count_block("failed")
                 continue
             self._load.tokens += len(tree)
+            self._count_block("sent" if len(tree) else "empty")
             since = started[sequence.sequence_id][2]
             if len(tree) or not sequence.in_flight:  # nothing to propose is news only to who waits for it
                 outgoing[sequence.session].append(DraftResult(header, DraftBlock(tree, now - since)))
             sequence.sent(tree, now)
+
+    def _count_batch(self, jobs: Collection[_Started], began: float, ended: float) -> None:
+        observe, label = self._counters.observe, self._label
+        observe(metrics.DRAFT_TIME, ended - began, label)
+        observe(metrics.DRAFT_BATCH_SIZE, len(jobs), label)
+        for _, _, due_since in jobs:
+            observe(metrics.QUEUE_TIME, max(began - due_since, 0.0), label)
+
+    def _count_block(self, outcome: str) -> None:
+        self._counters.add(metrics.DRAFTED_BLOCKS, 1, self._label, outcome)
 
     def _checked(self, tree: CandidateTree) -> CandidateTree | Exception:
         """A drafter that proposes no tree of real ids fails for that sequence only."""

@@ -56,6 +56,8 @@ class Control:
         """The sequence is on these workers now."""
         if target is not None:
             self._policy.attach(target.target_model, drafter.drafter_model if drafter else None)
+        if drafter is not None:
+            self._tally.drafter = drafter.drafter_label
 
     def restart(self) -> None:
         """The sequence is opened anew: nothing is in flight, and the next commit tells nothing about rounds."""
@@ -69,7 +71,9 @@ class Control:
         self._policy.close()
 
     def decide(self) -> Decision:
-        return self._policy.decide()
+        decision = self._policy.decide()
+        self._tally.decided(decision)
+        return decision
 
     def asked(self, decision: Decision) -> DraftPlan:
         """The plan that the drafter is told now. A probe never drafts ahead."""

@@ -1,64 +1,22 @@
-"""What is counted, and the seam through which it is: the scheduler counts, `services.metrics` shows.
-
-A metric's name here is its OpenTelemetry name; Prometheus shows it with `_` for `.`, its unit, and `_total` behind
-counters. Every label has few values: none comes from a user.
-"""
+"""What the scheduler process counts, and what can be read of it whenever somebody looks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+from specdec.commit import FinishReason
+from specdec.metric import NO_COUNTERS, Counters, Kind, Metric
+
+__all__ = ["METRICS", "NO_COUNTERS", "Counters", "Kind", "Metric", "position_label"]
 
 MAX_POSITION = 32
 """Candidates at this depth and deeper share one value of the label `position`."""
 
-
-class Kind(Enum):
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """values: of its only label, those that are shown from the start, at 0. buckets: upper bounds of a histogram."""
-
-    name: str
-    meaning: str
-    unit: str = ""
-    labels: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
-    kind: Kind = Kind.COUNTER
-    buckets: tuple[float, ...] = ()
-
-
-class Counters(Protocol):
-    """Never blocks and never fails."""
-
-    def add(self, metric: Metric, amount: float = 1.0, *labels: str) -> None:
-        """Raises a counter by `amount` >= 0. labels: one value for each of the metric's."""
-        ...
-
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Puts a value into a histogram. An empty label is left out."""
-        ...
-
-
-class NoCounters:
-    """Implements `Counters` where nobody looks."""
-
-    def add(self, metric: Metric, amount: float = 1.0, *labels: str) -> None:
-        pass
-
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        pass
-
-
-NO_COUNTERS = NoCounters()
-
-NUM_DRAFTS = Metric("outrider.spec_decode.num_drafts", "Verifies that had candidates.")
-NUM_DRAFT_TOKENS = Metric("outrider.spec_decode.num_draft_tokens", "Candidates that were verified.")
-NUM_ACCEPTED_TOKENS = Metric("outrider.spec_decode.num_accepted_tokens", "Candidates that became tokens.")
+NUM_DRAFTS = Metric("outrider.spec_decode.num_drafts", "Verifies that had candidates.", labels=("drafter",))
+NUM_DRAFT_TOKENS = Metric(
+    "outrider.spec_decode.num_draft_tokens", "Candidates that were verified.", labels=("drafter",)
+)
+NUM_ACCEPTED_TOKENS = Metric(
+    "outrider.spec_decode.num_accepted_tokens", "Candidates that became tokens.", labels=("drafter",)
+)
 NUM_ACCEPTED_TOKENS_PER_POS = Metric(
     "outrider.spec_decode.num_accepted_tokens_per_pos",
     f"Accepted candidates by their depth in the tree, from 0; {MAX_POSITION}+ holds all deeper ones.",
@@ -71,17 +29,35 @@ AHEAD_HITS = Metric(
     "outrider.spec_decode.ahead_hits", "Blocks drafted before the block they extend was verified, on the way it took."
 )
 AHEAD_MISSES = Metric("outrider.spec_decode.ahead_misses", "Blocks drafted ahead on a way that the log did not take.")
+DECISIONS = Metric(
+    "outrider.spec_decode.decisions",
+    "Decisions of the policy for a sequence with a drafter: draft, off (decode plainly), probe (draft to learn from).",
+    labels=("decision",),
+    values=(("draft", "off", "probe"),),
+)
+DRAFT_LENGTH = Metric(
+    "outrider.spec_decode.draft_length",
+    "Candidates on the longest path that the policy asked for when it decided to draft.",
+    kind=Kind.HISTOGRAM,
+    buckets=(1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64),
+)
+WINDOW = Metric(
+    "outrider.spec_decode.window",
+    "Blocks in flight that the policy asked for when it decided to draft; 1 is stop and wait.",
+    kind=Kind.HISTOGRAM,
+    buckets=(1, 2, 3, 4, 5, 6, 7, 8),
+)
 FALLBACK = Metric(
     "outrider.spec_decode.fallback",
     "Times that a sequence left speculation, by reason.",
     labels=("reason",),
-    values=("low_acceptance", "late", "failed"),
+    values=(("low_acceptance", "late", "failed"),),
 )
 MODE = Metric(
     "outrider.spec_decode.mode",
     "Steps of targets that committed tokens: speculative with candidates, plain without.",
     labels=("mode",),
-    values=("speculative", "plain"),
+    values=(("speculative", "plain"),),
 )
 DRAFT_WAIT = Metric(
     "outrider.spec_decode.draft_wait", "Time between asking for a block and having it or giving it up.", "s"
@@ -99,9 +75,16 @@ AUDITS = Metric(
     "Answers chosen for the audit, by what became of it: equal, near_tie or mismatch if compared; dropped (the queue "
     "was full), abandoned (the target got work) or failed if not.",
     labels=("outcome",),
-    values=("equal", "near_tie", "mismatch", "dropped", "abandoned", "failed"),
+    values=(("equal", "near_tie", "mismatch", "dropped", "abandoned", "failed"),),
 )
+PROMPT_TOKENS = Metric("outrider.prompt_tokens", "Tokens of prompts that were opened on a target.")
 GENERATION_TOKENS = Metric("outrider.generation_tokens", "Tokens that were streamed.")
+REQUEST_SUCCESS = Metric(
+    "outrider.request_success",
+    "Choices of requests that ended well, by reason.",
+    labels=("finished_reason",),
+    values=(tuple(reason.value for reason in FinishReason),),
+)
 
 _DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -133,6 +116,69 @@ TIME_PER_OUTPUT_TOKEN = Metric(
     buckets=_PER_TOKEN,
 )
 
+WIRE_BYTES = Metric(
+    "outrider.wire.bytes",
+    "Bytes of messages on the streams between scheduler and workers, by role of the worker, seen from the scheduler.",
+    "By",
+    ("role", "direction"),
+    (("target", "draft"), ("sent", "received")),
+)
+WIRE_MESSAGES = Metric(
+    "outrider.wire.messages",
+    "Messages on these streams; each holds what all sequences had to say at once.",
+    labels=("role", "direction"),
+    values=(("target", "draft"), ("sent", "received")),
+)
+LOST_STREAMS = Metric(
+    "outrider.wire.lost_streams",
+    "Streams to workers that broke, by role of the worker.",
+    labels=("role",),
+    values=(("target", "draft"),),
+)
+DRAFT_LINK_TIME = Metric(
+    "outrider.wire.draft_link_time",
+    "Recent mean time from asking a draft worker for a block to having it, besides drafting it.",
+    "s",
+    ("worker",),
+    kind=Kind.GAUGE,
+)
+QUEUE_TIME = Metric(
+    "outrider.request_queue_time",
+    "Time that a choice waited for a target with room.",
+    "s",
+    ("gen_ai.request.model",),
+    kind=Kind.HISTOGRAM,
+    buckets=_FIRST_TOKEN,
+)
+REQUESTS_RUNNING = Metric(
+    "outrider.num_requests_running", "Choices of requests that are open on a target.", kind=Kind.GAUGE
+)
+REQUESTS_WAITING = Metric(
+    "outrider.num_requests_waiting", "Choices of requests that wait for a target with room.", kind=Kind.GAUGE
+)
+SEQUENCES = Metric(
+    "outrider.sequences",
+    "Running sequences by what their target does now: speculative, or plain (no drafter, off, or probing).",
+    labels=("mode",),
+    values=(("speculative", "plain"),),
+    kind=Kind.GAUGE,
+)
+WORKERS = Metric(
+    "outrider.workers",
+    "Workers that the scheduler knows, by role and state.",
+    labels=("role", "state"),
+    values=(
+        ("target", "draft"),
+        ("connecting", "ready", "refused", "suspended", "lost", "draining"),
+    ),
+    kind=Kind.GAUGE,
+)
+METADATA_UP = Metric(
+    "outrider.metadata.up",
+    "1 while Redis takes records; without it requests are served, not resumed.",
+    kind=Kind.GAUGE,
+)
+
 METRICS = (
     NUM_DRAFTS,
     NUM_DRAFT_TOKENS,
@@ -141,18 +187,36 @@ METRICS = (
     STALE_BLOCKS,
     AHEAD_HITS,
     AHEAD_MISSES,
+    DECISIONS,
+    DRAFT_LENGTH,
+    WINDOW,
     FALLBACK,
     MODE,
     DRAFT_WAIT,
     FAILOVERS,
     AUDIT_MISMATCHES,
     AUDITS,
+    PROMPT_TOKENS,
     GENERATION_TOKENS,
+    REQUEST_SUCCESS,
+    QUEUE_TIME,
     REQUEST_DURATION,
     TIME_TO_FIRST_TOKEN,
     TIME_PER_OUTPUT_TOKEN,
+    REQUESTS_RUNNING,
+    REQUESTS_WAITING,
+    SEQUENCES,
+    WORKERS,
+    METADATA_UP,
+    WIRE_BYTES,
+    WIRE_MESSAGES,
+    LOST_STREAMS,
+    DRAFT_LINK_TIME,
 )
 
 
+_POSITIONS = tuple(map(str, range(MAX_POSITION)))
+
+
 def position_label(depth: int) -> str:
-    return str(depth) if depth < MAX_POSITION else f"{MAX_POSITION}+"
+    return _POSITIONS[depth] if depth < MAX_POSITION else f"{MAX_POSITION}+"

@@ -97,6 +97,11 @@ class Driver:
         return self._verifying.worker
 
     @property
+    def speculates(self) -> bool:
+        """Its target does not go on by itself: it verifies blocks, or waits for one."""
+        return self._drafting.worker is not None and not self._verifying.plain
+
+    @property
     def drafts_ahead(self) -> bool:
         return self._control.plan.window > 1
 

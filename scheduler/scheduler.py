@@ -6,15 +6,17 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler import counters as metrics
 from scheduler.audit import NO_AUDIT, AuditConfig, Auditor, Sink, ignore, root_of
 from scheduler.config import Policy, SchedulerConfig
-from scheduler.counters import NO_COUNTERS, Counters
+from scheduler.counters import NO_COUNTERS, Counters, Metric
 from scheduler.driver import Driver
 from scheduler.entries import Reader
 from scheduler.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
+from scheduler.gauges import read_gauges
 from scheduler.links import LinkError, LinkFactory, Recorder, SequenceRecord, TargetLink
 from scheduler.pool import Pool
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started
@@ -26,6 +28,7 @@ from specdec.goodput import Explained
 from specdec.goodput_policy import GoodputPolicy, Limits
 from specdec.log import Log
 from specdec.messages import Identity, Load, Role, TokenizerBundle
+from specdec.metric import Readings
 from specdec.params import StopConditions
 from specdec.policy import SpeculationPolicy, Standing
 
@@ -84,7 +87,7 @@ class Scheduler:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Started, Tokens..., Finished; or raises a RequestError. Closing the iterator cancels the sequence."""
-        with RequestTimes(self._counters) as times:
+        with RequestTimes(self._counters, request.traceparent) as times:
             driver = self._admit(request)
             self._drivers[driver.sequence_id] = driver
             self._idle.clear()
@@ -135,6 +138,10 @@ class Scheduler:
         driver = self._drivers.get(sequence_id)
         return driver.explained() if driver else self._ended.get(sequence_id, ())
 
+    def gauges(self) -> Mapping[Metric, Readings]:
+        """How things are now."""
+        return read_gauges(self._drivers.values(), self._pool.workers)
+
     def active_sequences(self) -> int:
         return len(self._drivers)
 
@@ -183,6 +190,7 @@ class Scheduler:
             self._auditor.consider(driver.sequence_id, driver.request, driver.stop, answer, event, name)
 
     def _lost(self, worker: Worker) -> None:
+        self._counters.add(metrics.LOST_STREAMS, 1, worker.role.value)
         self._auditor.make_way(worker)
         for sequence_id in list(worker.sequences):
             driver = self._drivers.get(sequence_id)

@@ -7,10 +7,12 @@ import time
 from types import TracebackType
 
 from scheduler import counters as metrics
-from scheduler.counters import Counters, position_label
+from scheduler.counters import Counters, Metric, position_label
 from scheduler.in_flight import Outcome
 from scheduler.journal import Journal
 from scheduler.request import Event, Finished, SpeculationSummary, Started, Tokens
+from specdec.commit import FinishReason
+from specdec.decision import Decision
 from specdec.messages import Committed
 
 
@@ -21,6 +23,8 @@ class Tally:
         self._counters = counters
         self._journal = journal
         self.summary = SpeculationSummary()
+        self.drafter = "unnamed"
+        """Label of the draft worker that the sequence was given last."""
 
     def step(self, committed: Committed) -> int:
         """One step of the target, told for the first time. Returns how many candidates were accepted."""
@@ -28,9 +32,9 @@ class Tally:
         add = self._counters.add
         add(metrics.MODE, 1, "speculative" if committed.num_draft_tokens else "plain")
         if committed.num_draft_tokens:
-            add(metrics.NUM_DRAFTS)
-            add(metrics.NUM_DRAFT_TOKENS, committed.num_draft_tokens)
-            add(metrics.NUM_ACCEPTED_TOKENS, accepted)
+            add(metrics.NUM_DRAFTS, 1, self.drafter)
+            add(metrics.NUM_DRAFT_TOKENS, committed.num_draft_tokens, self.drafter)
+            add(metrics.NUM_ACCEPTED_TOKENS, accepted, self.drafter)
         for depth in range(accepted):
             add(metrics.NUM_ACCEPTED_TOKENS_PER_POS, 1, position_label(depth))
         return accepted
@@ -56,6 +60,14 @@ class Tally:
         self._counters.add(metrics.FALLBACK, 1, reason)
         self._journal.fell_back(reason)
 
+    def decided(self, decision: Decision) -> None:
+        """What the policy wants next."""
+        kind = "off" if decision.off else "probe" if decision.probe else "draft"
+        self._counters.add(metrics.DECISIONS, 1, kind)
+        if kind == "draft":
+            self._counters.observe(metrics.DRAFT_LENGTH, decision.draft_length)
+            self._counters.observe(metrics.WINDOW, decision.window)
+
     def fail_over(self) -> None:
         self.summary.num_failovers += 1
         self._counters.add(metrics.FAILOVERS)
@@ -65,10 +77,12 @@ class Tally:
 
 
 class RequestTimes:
-    """Context manager around one choice from its arrival to its end, whatever ends it. Sees its events as they pass."""
+    """Context manager around one choice from its arrival to its end, whatever ends it. Sees its events as they pass.
+    traceparent: of the request, for exemplars."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, traceparent: str = "") -> None:
         self._counters = counters
+        self._traceparent = traceparent
         self._arrived_at = time.monotonic()
         self._first_at: float | None = None
         self._first_count = 0
@@ -89,21 +103,26 @@ class RequestTimes:
     def saw(self, event: Event) -> None:
         if isinstance(event, Started):
             self._model = event.model
+            self._counters.add(metrics.PROMPT_TOKENS, event.prompt_tokens)
+            self._observe(metrics.QUEUE_TIME, time.monotonic() - self._arrived_at)
         elif isinstance(event, Tokens) and self._first_at is None:
             self._first_at = time.monotonic()
             self._first_count = len(event.token_ids)
-            self._counters.observe(metrics.TIME_TO_FIRST_TOKEN, self._first_at - self._arrived_at, self._model)
+            self._observe(metrics.TIME_TO_FIRST_TOKEN, self._first_at - self._arrived_at)
         elif isinstance(event, Finished):
-            self._finished(event.completion_tokens)
+            self._finished(event.finish_reason, event.completion_tokens)
 
-    def _finished(self, completion_tokens: int) -> None:
+    def _finished(self, reason: FinishReason, completion_tokens: int) -> None:
+        self._counters.add(metrics.REQUEST_SUCCESS, 1, reason.value)
         later = completion_tokens - self._first_count
         if self._first_at is not None and later > 0:
             per_token = (time.monotonic() - self._first_at) / later
-            self._counters.observe(metrics.TIME_PER_OUTPUT_TOKEN, per_token, self._model)
+            self._observe(metrics.TIME_PER_OUTPUT_TOKEN, per_token)
         self._end("")
 
     def _end(self, error_type: str) -> None:
         self._ended = True
-        duration = time.monotonic() - self._arrived_at
-        self._counters.observe(metrics.REQUEST_DURATION, duration, self._model, error_type)
+        self._observe(metrics.REQUEST_DURATION, time.monotonic() - self._arrived_at, error_type)
+
+    def _observe(self, metric: Metric, value: float, *labels: str) -> None:
+        self._counters.observe(metric, value, self._model, *labels, traceparent=self._traceparent)

@@ -53,6 +53,11 @@ class Worker:
     def name(self) -> str:
         return self.identity.worker_id if self.identity else self.address
 
+    @property
+    def drafter_label(self) -> str:
+        """What metrics call it."""
+        return self.identity.drafter_label if self.identity else "unnamed"
+
     def available(self, now: float) -> bool:
         """New work may be sent."""
         return self.state is WorkerState.READY and now >= self.suspended_until

@@ -1,106 +1,109 @@
-"""The scheduler's counters as OpenTelemetry instruments, shown as Prometheus text."""
+"""What each role's process counts, and the page that lists it: `python -m services.metrics > docs/metrics.md`."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import Counter, Histogram
-from opentelemetry.sdk.metrics import MeterProvider
-from prometheus_client import CollectorRegistry, generate_latest
+from draft_worker import counters as draft
+from outrider.version import __version__
+from scheduler import counters as scheduler
+from services.telemetry.metrics import Metrics
+from services.telemetry.metrics_exposition import Exposition, prometheus_labels, prometheus_name
+from specdec.metric import Kind, Metric
+from target_worker import counters as target
 
-from scheduler.counters import METRICS, Kind, Metric
+BUILD_INFO = Metric(
+    "outrider.build_info", "Always 1; tells role and version.", labels=("role", "version"), kind=Kind.GAUGE
+)
+ROLES = {"scheduler": scheduler.METRICS, "target": target.METRICS, "draft": draft.METRICS}
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `render` returns."""
 
-
-class Metrics:
-    """Implements `scheduler.counters.Counters`.
-
-    Counters without labels, and those values of labels that are known beforehand, are there from the start, at 0.
-    Whoever adds a reader: never call `force_flush()`, which fails where a Prometheus reader is attached.
-    """
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
-        meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("outrider")
-        self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for metric in METRICS:
-            if metric.kind is Kind.COUNTER:
-                self._counters[metric.name] = meter.create_counter(metric.name, metric.unit, metric.meaning)
-                self._show_from_the_start(metric)
-            else:
-                self._histograms[metric.name] = meter.create_histogram(
-                    metric.name, metric.unit, metric.meaning, explicit_bucket_boundaries_advisory=metric.buckets
-                )
-
-    def add(self, metric: Metric, amount: float = 1.0, *labels: str) -> None:
-        self._counters[metric.name].add(amount, dict(zip(metric.labels, labels, strict=True)))
-
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        given = zip(metric.labels, labels, strict=True)
-        self._histograms[metric.name].record(value, {name: label for name, label in given if label})
-
-    def render(self) -> bytes:
-        """All that was counted so far, in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-    def _show_from_the_start(self, metric: Metric) -> None:
-        if not metric.labels:
-            self.add(metric, 0)
-        for value in metric.values:
-            self.add(metric, 0, value)
+def role_metrics(role: str) -> Metrics:
+    """Those of a process of `role`: scheduler, target or draft."""
+    metrics = Metrics((*ROLES[role], BUILD_INFO))
+    metrics.watch(BUILD_INFO, lambda: {(role, __version__): 1.0})
+    return metrics
 
 
 @cache
 def process_metrics() -> Metrics:
-    """Those of this process."""
-    return Metrics()
+    """Those of this scheduler process."""
+    return role_metrics("scheduler")
 
 
-def render() -> bytes:
-    """The metrics of this process in Prometheus' text format, for `/metrics`."""
-    return process_metrics().render()
+@cache
+def _process_exposition() -> Exposition:
+    return Exposition(process_metrics())
 
 
-def prometheus_name(metric: Metric) -> str:
-    """As `/metrics` shows it."""
-    name = metric.name.replace(".", "_") + ("_seconds" if metric.unit == "s" else "")
-    return name + "_total" if metric.kind is Kind.COUNTER else name
+def render(accept: str = "") -> tuple[bytes, str]:
+    """`process_metrics` for `/metrics`, and the content type. accept: the header of whoever asks."""
+    return _process_exposition().render(accept)
 
 
 def documentation() -> str:
     """docs/metrics.md."""
-    rows = [
-        f"| `{prometheus_name(metric)}` | {metric.kind.value} | {_labels(metric)} | {metric.meaning} |"
-        for metric in METRICS
-    ]
-    return _PAGE.format(rows="\n".join(rows))
+    tables = {role: "\n".join(map(_row, metrics)) for role, metrics in ROLES.items()}
+    return _PAGE.format(common=_row(BUILD_INFO), **tables)
 
 
-def _labels(metric: Metric) -> str:
-    return ", ".join("`" + label.replace(".", "_") + "`" for label in metric.labels) or "-"
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in prometheus_labels(metric)) or "-"
+    return f"| `{prometheus_name(metric)}` | {metric.kind.value} | {labels} | {metric.meaning} |"
 
 
 _PAGE = """\
 # Metrics
 
-The scheduler process counts, and its HTTP server shows the counts as Prometheus text at `/metrics`. The table is made
-from `scheduler/counters.py`: `python -m services.metrics > docs/metrics.md`.
+Every process counts for itself. The scheduler shows its metrics at `/metrics` of its HTTP port; a worker does at a port
+of its own if it has a `metrics_port` (none by default; `metrics_host` is 127.0.0.1). With `otlp_endpoint` all of them
+also go to an OpenTelemetry collector, every `metrics_interval` seconds, under the names with dots
+(`outrider.spec_decode.num_drafts`). The tables are made from `counters.py` of each role:
+`python -m services.metrics > docs/metrics.md`.
+
+Dashboards for Grafana and rules for Prometheus are in
+[k8s/components/monitoring](../k8s/components/monitoring); [runbook.md](runbook.md) tells what to do about each alert.
+
+## Scheduler
 
 | name | kind | labels | meaning |
 |---|---|---|---|
-{rows}
+{scheduler}
+
+## Target worker
+
+| name | kind | labels | meaning |
+|---|---|---|---|
+{target}
+
+## Draft worker
+
+| name | kind | labels | meaning |
+|---|---|---|---|
+{draft}
+
+## Every process
+
+| name | kind | labels | meaning |
+|---|---|---|---|
+{common}
+
+Beside it `process_*`: CPU seconds, memory and open files, as every Prometheus client shows them (not sent to OTLP).
+
+## How to read them
 
 - Counters only grow, and start at 0 with the process. Replays of the audit move `outrider_audits_total` and
-  `outrider_spec_decode_audit_mismatches_total` alone.
-- Acceptance rate: `rate(outrider_spec_decode_num_accepted_tokens_total[5m]) /
-  rate(outrider_spec_decode_num_draft_tokens_total[5m])`. Nothing drafted is 0/0, which Prometheus shows as no value.
+  `outrider_spec_decode_audit_mismatches_total` in the scheduler, and the engine's metrics.
+- Acceptance rate: `sum(rate(outrider_spec_decode_num_accepted_tokens_total[5m])) /
+  sum(rate(outrider_spec_decode_num_draft_tokens_total[5m]))`. Nothing drafted is 0/0: no value.
 - Of a request with `n` choices each choice is counted.
 - A cut by a stop text counts as verified what the target verified, and as accepted what was kept.
+- How busy a worker is: `rate(outrider_engine_step_time_seconds_sum[1m])` of a target,
+  `rate(outrider_draft_draft_time_seconds_sum[1m])` of a drafter, as a share of 1.
+- Labels have few values and none comes from a user. A metric shows at most 200 series; what comes then has `other` for
+  every label.
+- Histograms of requests have exemplars (the trace of a request that was sampled) over OTLP, and on the endpoint for
+  whoever asks for OpenMetrics.
 """
 
 if __name__ == "__main__":

@@ -249,6 +249,11 @@ class Identity:
     device: str = "cpu"
     dtype: str = ""
 
+    @property
+    def drafter_label(self) -> str:
+        """What metrics call a drafter: its kind, and its model if it has one."""
+        return ":".join(part for part in (self.drafter, self.model_name) if part) or "unnamed"
+
 
 @dataclass(slots=True)
 class Load:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from specdec.candidates import ROOT, CandidateTree
 from specdec.engine.model import LanguageModel, Segment
+from specdec.metric import NO_COUNTERS, Counters
+from target_worker import counters as metrics
 from target_worker.config import TargetConfig
 from target_worker.sequence import TargetSequence
 
@@ -52,9 +54,10 @@ class Selector:
     """Fills a forward: steps first, then prefill chunks, up to the token budget. Takes turns when the budget is short,
     and when KV is short takes it back from the youngest."""
 
-    def __init__(self, config: TargetConfig, model: LanguageModel) -> None:
+    def __init__(self, config: TargetConfig, model: LanguageModel, counters: Counters = NO_COUNTERS) -> None:
         self._config = config
         self._model = model
+        self._counters = counters
         self._turn = 0
 
     def select(self, sequences: Iterable[TargetSequence], now: float) -> list[Work]:
@@ -115,6 +118,7 @@ class Selector:
             if victim is None:
                 return False
             self._model.truncate(victim, 0)
+            self._counters.add(metrics.PREEMPTIONS)
             preempted.add(victim)
         return True
 

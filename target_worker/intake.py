@@ -30,7 +30,9 @@ from specdec.messages import (
     TargetResult,
     VerifyBlock,
 )
+from specdec.metric import NO_COUNTERS, Counters
 from specdec.params import SamplingParams
+from target_worker import counters as metrics
 from target_worker.config import TargetConfig
 from target_worker.sequence import TargetSequence
 
@@ -41,9 +43,15 @@ class Intake:
     """The open sequences and the epochs of those released, so that a late message of an old owner stays refused."""
 
     def __init__(
-        self, config: TargetConfig, model: LanguageModel, load: Load, make_mask: MaskFactory | None = None
+        self,
+        config: TargetConfig,
+        model: LanguageModel,
+        load: Load,
+        make_mask: MaskFactory | None = None,
+        counters: Counters = NO_COUNTERS,
     ) -> None:
         self._config = config
+        self._counters = counters
         self._make_mask = make_mask
         self._model = model
         self._load = load
@@ -129,6 +137,7 @@ class Intake:
         )
         cached_length = self._model.open(header.sequence_id, log)
         self._load.prefix_hit_tokens += cached_length
+        self._counters.add(metrics.PREFIX_CACHE_QUERIES, len(log))
         return TargetResult(header, Opened(cached_length))
 
     def _problem(self, header: Header, body: TargetOpen, log: Log) -> str | None:

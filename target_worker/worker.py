@@ -9,8 +9,10 @@ import time
 from specdec.engine.model import LanguageModel
 from specdec.grammar import MaskFactory
 from specdec.messages import Committed, Failure, Identity, TargetItem, TargetResult
+from specdec.metric import NO_COUNTERS, Counters
 from specdec.worker import Outgoing, Worker
-from target_worker.batch import Selector
+from target_worker import counters as metrics
+from target_worker.batch import Selector, Work
 from target_worker.config import TargetConfig
 from target_worker.intake import Intake
 from target_worker.step import Outcome, step
@@ -27,12 +29,14 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         model: LanguageModel,
         identity: Identity,
         make_mask: MaskFactory | None = None,
+        counters: Counters = NO_COUNTERS,
     ) -> None:
         super().__init__(identity)
+        self._counters = counters
         self._model = model
         self._load.kv_blocks_total = model.blocks_total
-        self._intake = Intake(config, model, self._load, make_mask)
-        self._selector = Selector(config, model)
+        self._intake = Intake(config, model, self._load, make_mask, counters)
+        self._selector = Selector(config, model, counters)
         self._looked_at = 0.0
 
     def drain(self) -> None:
@@ -44,7 +48,9 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         self._looked_at = now = time.monotonic()
         batch = self._selector.select(self._intake.sequences.values(), now)
         if batch:
-            self._settle(step(self._model, batch), len(batch), outgoing)
+            outcomes = step(self._model, batch)
+            self._count_step(batch, time.monotonic() - now)
+            self._settle(outcomes, len(batch), outgoing)
         worked = bool(batch) or self._fail_starved(now, outgoing)
         self._count()
         return worked
@@ -65,6 +71,7 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
             sequence = outcome.work.sequence
             outgoing[sequence.session].append(outcome.result)
             if outcome.failed:
+                self._counters.add(metrics.FAILED_SEQUENCES)
                 self._intake.release(sequence.sequence_id)
             elif isinstance(outcome.result.body, Committed):
                 self._load.tokens += len(outcome.result.body.token_ids)
@@ -80,8 +87,21 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
             _log.error("sequence %s does not fit into the KV memory", sequence.sequence_id)
             failure = Failure("the sequence does not fit into the target worker's KV memory")
             outgoing[sequence.session].append(TargetResult(sequence.header(len(sequence.log)), failure))
+            self._counters.add(metrics.FAILED_SEQUENCES)
             self._intake.release(sequence.sequence_id)
         return bool(starved)
+
+    def _count_step(self, batch: list[Work], seconds: float) -> None:
+        rows = sum(len(work.segment.token_ids) for work in batch)
+        candidates = sum(len(work.candidates) for work in batch if work.candidates is not None)
+        decoding = sum(work.decides for work in batch)
+        add, observe = self._counters.add, self._counters.observe
+        observe(metrics.STEP_TIME, seconds)
+        observe(metrics.BATCH_SIZE, len(batch))
+        observe(metrics.ITERATION_TOKENS, rows)
+        add(metrics.ROWS, candidates, "candidate")
+        add(metrics.ROWS, decoding, "decode")
+        add(metrics.ROWS, rows - candidates - decoding, "prefill")
 
     def _count(self) -> None:
         self._load.sequences = len(self._intake.sequences)

@@ -9,7 +9,7 @@ import pytest
 from scheduler import counters as names
 from scheduler.audit import AuditConfig
 from scheduler.request import GenerationRequest
-from services.metrics import Metrics
+from services.metrics import role_metrics
 from specdec.params import Grammar, GrammarKind, SamplingParams
 from tools.deployment import quick_config
 from tools.exposition import by_label, value
@@ -24,7 +24,7 @@ EVERY = AuditConfig(share=1.0, queue=64, poll=0.01)
 
 @pytest.mark.parametrize("planted", [False, True], ids=["honest", "planted"])
 async def test_answers_under_a_grammar_are_audited(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, found = Metrics(), Found()
+    metrics, found = role_metrics("scheduler"), Found()
     drafter = ScriptedDrafter(WrongFrom(2, VOCABULARY), MaskedContinuation())
     async with GrammarDeployment(
         [table_model()], [drafter], quick_config(), counters=metrics, audit=EVERY, on_mismatch=found

@@ -14,7 +14,8 @@ from scheduler import counters as names
 from scheduler.audit import NO_AUDIT, AuditCase, AuditConfig, Difference, Sink, compare, ignore
 from scheduler.request import Finished, GenerationRequest, SpeculationSummary
 from scheduler.scheduler import Scheduler
-from services.metrics import Metrics
+from services.metrics import role_metrics
+from services.telemetry.metrics import Metrics
 from specdec.commit import FinishReason
 from specdec.drafters.ngram import NgramDrafter
 from specdec.messages import Identity, Role, TargetOpen
@@ -83,7 +84,7 @@ def mixed(count: int) -> list[GenerationRequest]:
 
 
 async def test_it_is_silent_over_two_hundred_honest_answers() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW)) as system:
         await asyncio.gather(*(system.generate(request) for request in mixed(200)))
         outcomes = await audited(metrics, 200)
@@ -97,7 +98,7 @@ async def test_it_is_silent_over_two_hundred_honest_answers() -> None:
 async def test_it_finds_rows_of_a_verify_that_are_shifted(
     sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics, found = Metrics(), Found()
+    metrics, found = role_metrics("scheduler"), Found()
     shift_verify_rows(monkeypatch)
     async with deployment(metrics, TableModel(LAW), found=found) as system:
         request = GenerationRequest((1, 2, 3), sampling, max_tokens=20)
@@ -119,7 +120,7 @@ async def test_it_finds_rows_of_a_verify_that_are_shifted(
 
 
 async def test_it_finds_kv_of_a_rejected_candidate() -> None:
-    metrics, found = Metrics(), Found()
+    metrics, found = role_metrics("scheduler"), Found()
     async with deployment(metrics, StaleKvModel(LAW), found=found, agreement=0.5) as system:
         for prompt in prompts(5):
             await system.generate(GenerationRequest(prompt, GREEDY, max_tokens=30))
@@ -130,7 +131,7 @@ async def test_it_finds_kv_of_a_rejected_candidate() -> None:
 
 async def test_a_replay_shares_no_kv_with_what_was_served() -> None:
     """A row that the faulty path wrote would make it agree with the wrong answer."""
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW)) as system:
         request = GenerationRequest(tuple(range(40)), GREEDY, max_tokens=20)
         await system.generate(request)
@@ -141,7 +142,7 @@ async def test_a_replay_shares_no_kv_with_what_was_served() -> None:
 
 
 async def test_a_difference_below_the_noise_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, found = Metrics(), Found()
+    metrics, found = role_metrics("scheduler"), Found()
     shift_verify_rows(monkeypatch)
     audit = replace(EVERY, noise=1000.0)
     async with deployment(metrics, TableModel(LAW), audit, found) as system:
@@ -154,7 +155,7 @@ async def test_a_difference_below_the_noise_is_a_near_tie(monkeypatch: pytest.Mo
 
 
 async def test_it_waits_until_the_target_is_idle() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW)) as system:
         running = system.scheduler.generate(GenerationRequest((4, 5), GREEDY, max_tokens=400))
         await anext(running)  # and is not read on, so that it stays open
@@ -172,7 +173,7 @@ def opens(system: Deployment) -> int:
 
 
 async def test_a_sequence_of_another_scheduler_is_work_too() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW)) as system:
         other = Scheduler(replace(quick_config(), scheduler_id="other"), system.network.make_link, MemoryRecorder())
         other.add_worker(Role.TARGET, "target-0")
@@ -189,7 +190,7 @@ async def test_a_sequence_of_another_scheduler_is_work_too() -> None:
 
 
 async def test_work_ends_a_replay_at_once() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     model = TableModel(LAW)
     async with deployment(metrics, model) as system:
         await system.generate(GenerationRequest((1, 2, 3), GREEDY, max_tokens=300))
@@ -207,7 +208,7 @@ async def test_work_ends_a_replay_at_once() -> None:
 
 
 async def test_work_of_another_scheduler_ends_a_replay_too() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     model = TableModel(LAW)
     async with deployment(metrics, model) as system:
         other = Scheduler(replace(quick_config(), scheduler_id="other"), system.network.make_link, MemoryRecorder())
@@ -226,7 +227,7 @@ async def test_work_of_another_scheduler_ends_a_replay_too() -> None:
 
 
 async def test_what_does_not_fit_into_the_queue_is_dropped() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW), replace(EVERY, queue=2)) as system:
         running = system.scheduler.generate(GenerationRequest((4, 5), GREEDY, max_tokens=400))
         await anext(running)
@@ -238,7 +239,7 @@ async def test_what_does_not_fit_into_the_queue_is_dropped() -> None:
 
 
 async def test_a_replay_moves_no_other_metric_and_leaves_no_record() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW)) as system:
         await system.generate(GenerationRequest((1, 2, 3), GREEDY, max_tokens=10))
         before = samples(metrics)
@@ -254,7 +255,7 @@ async def test_a_replay_moves_no_other_metric_and_leaves_no_record() -> None:
 @pytest.mark.parametrize("rule", [AcceptRule.REJECTION, AcceptRule.BLOCK])
 async def test_only_invariant_answers_are_audited(rule: AcceptRule) -> None:
     """The others depend on what was drafted."""
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW)) as system:
         await system.generate(GenerationRequest((1, 2), replace(SAMPLED, accept_rule=rule), max_tokens=10))
         await system.generate(GenerationRequest((1, 2), SAMPLED, max_tokens=10))
@@ -262,7 +263,7 @@ async def test_only_invariant_answers_are_audited(rule: AcceptRule) -> None:
 
 
 async def test_a_share_of_the_answers_is_audited() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW), replace(EVERY, share=0.5)) as system:
         requests = [GenerationRequest(prompt, GREEDY, max_tokens=3) for prompt in prompts(100)]
         await asyncio.gather(*(system.generate(request) for request in requests))
@@ -272,7 +273,7 @@ async def test_a_share_of_the_answers_is_audited() -> None:
 
 
 async def test_without_a_share_nothing_is_replayed() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, TableModel(LAW), NO_AUDIT) as system:
         await system.generate(GenerationRequest((1, 2, 3), GREEDY, max_tokens=10))
         await asyncio.sleep(5 * EVERY.poll)
@@ -281,7 +282,7 @@ async def test_without_a_share_nothing_is_replayed() -> None:
 
 
 async def test_a_target_that_is_lost_during_a_replay_harms_nothing() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     model = TableModel(LAW)
     async with deployment(metrics, model) as system:
         await system.generate(GenerationRequest((1, 2, 3), GREEDY, max_tokens=200))
@@ -299,7 +300,7 @@ async def test_a_target_that_is_lost_during_a_replay_harms_nothing() -> None:
 async def test_the_log_holds_the_prompt_only_if_it_is_told_to(
     content: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics, found = Metrics(), Found()
+    metrics, found = role_metrics("scheduler"), Found()
     shift_verify_rows(monkeypatch)
     caplog.set_level(logging.INFO)
     async with deployment(metrics, TableModel(LAW), replace(EVERY, log_content=content), found) as system:
@@ -363,7 +364,7 @@ def test_a_stop_token_is_no_end_of_the_text() -> None:
 async def test_on_a_real_model_it_is_silent_until_a_fault_is_planted(
     smollm2: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics, found = Metrics(), Found()
+    metrics, found = role_metrics("scheduler"), Found()
     runner = await asyncio.to_thread(real_runner, smollm2, dtype)
     identity = Identity(
         "target", Role.TARGET, runner.name, runner.vocabulary_size, "sha256", context_length=runner.context_length

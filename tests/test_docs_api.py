@@ -107,7 +107,7 @@ def test_defaults_are_those_of_the_gateway() -> None:
 
 
 def test_paths_are_those_of_the_server() -> None:
-    app = make_app(cast(Gateway, None), render_metrics=bytes)
+    app = make_app(cast(Gateway, None), render_metrics=lambda accept: (b"", ""))
     served = {path for route in app.routes if (path := getattr(route, "path", "")) != "/"}
     told = {name for row in rows("path") for name in CODE.findall(row["path"])}
     assert {path.replace("{model:path}", "{model}") for path in served} == told

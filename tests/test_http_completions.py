@@ -117,7 +117,8 @@ async def test_health_is_of_the_process_and_ready_of_the_service() -> None:
 
 
 async def test_metrics_are_what_is_rendered() -> None:
-    async with served_raw(ScriptedScheduler(), render_metrics=lambda: b"outrider_up 1\n") as client:
+    shown = (b"outrider_up 1\n", "text/plain; version=0.0.4")
+    async with served_raw(ScriptedScheduler(), render_metrics=lambda accept: shown) as client:
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert response.text == "outrider_up 1\n"

@@ -15,12 +15,14 @@ from scheduler import counters as names
 from scheduler.counters import MAX_POSITION, METRICS, Kind
 from scheduler.errors import ModelNotFound, SequenceFailed
 from scheduler.request import GenerationRequest, Tokens
-from services.metrics import Metrics, documentation, process_metrics, prometheus_name, render
+from services.metrics import documentation, process_metrics, render, role_metrics
+from services.telemetry.metrics import Metrics
+from services.telemetry.metrics_exposition import prometheus_name
 from specdec.messages import TargetResult
 from tools.cases import GREEDY, SAMPLED, prompts, total
 from tools.continuations import LawContinuation
 from tools.deployment import Deployment, quick_config
-from tools.exposition import Samples, by_label, count, samples, value
+from tools.exposition import Samples, by_label, count, exposed, samples, value
 from tools.process import SECRET
 from tools.scripted import (
     FailingDrafter,
@@ -40,6 +42,7 @@ LAW = TableLaw()
 CONTINUATION = LawContinuation(LAW)
 VOCABULARY = LAW.vocabulary_size
 ROOT = Path(__file__).parents[1]
+RISING = ("counter", "histogram")
 
 
 def deployment(metrics: Metrics, script: Script | None, draft_length: int = 4) -> Deployment:
@@ -52,7 +55,7 @@ def request(prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 50) -> Generati
 
 
 async def test_an_oracle_counts_every_candidate_as_accepted() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, oracle) as system:
         await system.generate(request(max_tokens=50))
 
@@ -65,7 +68,7 @@ async def test_an_oracle_counts_every_candidate_as_accepted() -> None:
 
 
 async def test_an_anti_draft_counts_nothing_as_accepted() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, WrongFrom(0, VOCABULARY)) as system:
         await system.generate(request(max_tokens=10))
 
@@ -77,7 +80,7 @@ async def test_an_anti_draft_counts_nothing_as_accepted() -> None:
 
 
 async def test_a_half_right_draft_counts_positions_up_to_the_wrong_one() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, WrongFrom(2, VOCABULARY)) as system:
         await system.generate(request(max_tokens=30))
 
@@ -88,17 +91,17 @@ async def test_a_half_right_draft_counts_positions_up_to_the_wrong_one() -> None
 
 
 async def test_without_drafts_everything_is_zero_and_a_number() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, None) as system:
         await system.generate(request(max_tokens=7))
 
     assert value(metrics, names.NUM_DRAFTS) == value(metrics, names.NUM_DRAFT_TOKENS) == 0
     assert by_label(metrics, names.MODE) == {"plain": 7}
-    assert b"nan" not in metrics.render().lower()
+    assert "nan" not in exposed(metrics).lower()
 
 
 async def test_metrics_are_the_sums_of_what_each_answer_tells() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, RandomTree(3, VOCABULARY)) as system:
         requests = [replace(request(prompt), sampling=SAMPLED, max_tokens=25) for prompt in prompts(24)]
         answers = await asyncio.gather(*(system.generate(one) for one in requests))
@@ -119,8 +122,8 @@ async def test_metrics_are_the_sums_of_what_each_answer_tells() -> None:
 )
 async def test_counters_never_fall_and_rates_stay_within_one(script: Script) -> None:
     """With odd drafts, results told twice, a target that is lost on the way, and clients that leave."""
-    metrics = Metrics()
-    before = samples(metrics)
+    metrics = role_metrics("scheduler")
+    before = samples(metrics, RISING)
     async with deployment(metrics, script) as system:
         system.targets[0].meddle = twice
         for i, prompt in enumerate(prompts(6)):
@@ -141,7 +144,7 @@ def twice(results: list[TargetResult]) -> list[TargetResult]:
 
 
 def risen(before: Samples, metrics: Metrics) -> Samples:
-    now = samples(metrics)
+    now = samples(metrics, RISING)
     assert before
     assert all(now[key] >= earlier >= 0 for key, earlier in before.items())
     assert 0 <= value(metrics, names.NUM_ACCEPTED_TOKENS) <= value(metrics, names.NUM_DRAFT_TOKENS)
@@ -149,7 +152,7 @@ def risen(before: Samples, metrics: Metrics) -> Samples:
 
 
 async def test_deep_positions_share_a_label() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     config = replace(quick_config(60), max_draft_length=60)
     draft_config = DraftConfig("draft", SECRET, max_draft_length=60)
     drafter = ScriptedDrafter(oracle, CONTINUATION)
@@ -162,19 +165,19 @@ async def test_deep_positions_share_a_label() -> None:
 
 
 async def test_no_label_comes_from_a_user() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, oracle) as system:
         for i in range(20):
             with pytest.raises(ModelNotFound):
                 await system.generate(replace(request(), model=f"canary-{i}"))
         await system.generate(replace(request(), request_id="canary"))
 
-    assert b"canary" not in metrics.render()
+    assert "canary" not in exposed(metrics)
     assert count(metrics, names.REQUEST_DURATION, error_type="ModelNotFound") == 20
 
 
 async def test_a_late_drafter_is_a_fallback_and_its_wait_is_counted() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     drafter = ScriptedDrafter(oracle, CONTINUATION)
     drafter.gate.clear()
     config = replace(quick_config(), draft_timeout=0.05, min_draft_patience=0.05)
@@ -189,7 +192,7 @@ async def test_a_late_drafter_is_a_fallback_and_its_wait_is_counted() -> None:
 
 
 async def test_a_failing_drafter_is_a_fallback() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     drafter = FailingDrafter(ScriptedDrafter(oracle, CONTINUATION))
     async with Deployment([TableModel(LAW)], [drafter], quick_config(), counters=metrics) as system:
         await system.generate(request())
@@ -199,7 +202,7 @@ async def test_a_failing_drafter_is_a_fallback() -> None:
 
 @pytest.mark.parametrize("script", [oracle, WrongFrom(2, VOCABULARY)], ids=["hits", "misses"])
 async def test_blocks_drafted_ahead_are_hits_or_misses_and_those_on_another_way_are_stale(script: Script) -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     drafter = ScriptedDrafter(script, CONTINUATION)
     config = replace(quick_config(), window=3)
     async with Deployment([TableModel(LAW, delay=0.005)], [drafter], config, counters=metrics) as system:
@@ -218,7 +221,7 @@ async def test_blocks_drafted_ahead_are_hits_or_misses_and_those_on_another_way_
 
 
 async def test_a_lost_target_is_a_failover() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     async with deployment(metrics, oracle) as system:
         tokens = 0
         async for event in system.scheduler.generate(request(max_tokens=40)):
@@ -231,7 +234,7 @@ async def test_a_lost_target_is_a_failover() -> None:
 
 
 async def test_durations_are_told_by_what_ended_the_request() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     model = TableModel(LAW, faults=[Fault(FaultKind.NAN, marker=9)])
     async with Deployment([model], counters=metrics) as system:
         await system.generate(request(max_tokens=5))
@@ -251,8 +254,8 @@ async def test_durations_are_told_by_what_ended_the_request() -> None:
 
 def test_counters_are_there_from_the_start() -> None:
     """Else a rate over the first change is lost, and an alarm on a mismatch never sees it rise."""
-    shown = {name for name, _ in samples(Metrics())}
-    expected = {prometheus_name(m) for m in METRICS if m.kind is Kind.COUNTER and (m.values or not m.labels)}
+    shown = {name for name, _ in samples(role_metrics("scheduler"), ("counter",))}
+    expected = {prometheus_name(m) for m in METRICS if m.kind is Kind.COUNTER and m.known}
 
     assert shown == expected
     assert "outrider_spec_decode_audit_mismatches_total" in shown
@@ -287,11 +290,14 @@ def test_the_page_of_metrics_is_that_of_the_code() -> None:
 
 
 def test_every_metric_on_the_page_is_shown_under_that_name() -> None:
-    metrics = Metrics()
+    metrics = role_metrics("scheduler")
     for metric in METRICS:
-        labels = ["x"] * len(metric.labels)
-        (metrics.add if metric.kind is Kind.COUNTER else metrics.observe)(metric, 1.0, *labels)
-    text = metrics.render().decode()
+        labels = ("x",) * len(metric.labels)
+        if metric.kind is Kind.GAUGE:
+            metrics.watch(metric, lambda labels=labels: {labels: 1.0})  # type: ignore[misc]
+        else:
+            (metrics.add if metric.kind is Kind.COUNTER else metrics.observe)(metric, 1.0, *labels)
+    text = exposed(metrics)
 
     assert all(f"# TYPE {prometheus_name(metric)} {metric.kind.value}\n" in text for metric in METRICS)
 
@@ -299,16 +305,4 @@ def test_every_metric_on_the_page_is_shown_under_that_name() -> None:
 def test_the_process_shows_its_own_metrics() -> None:
     process_metrics().add(names.STALE_BLOCKS)
 
-    assert b"outrider_spec_decode_stale_blocks_total" in render()
-
-
-def test_nothing_flushes_a_provider_with_a_prometheus_reader() -> None:
-    """It raises there."""
-    guilty = [
-        file.name
-        for package in ("scheduler", "services")
-        for file in (ROOT / package).rglob("*.py")
-        if ".force_flush(" in file.read_text()
-    ]
-
-    assert guilty == []
+    assert b"outrider_spec_decode_stale_blocks_total" in render()[0]

@@ -34,10 +34,10 @@ from services.http.texts import DetokenizeBody, TokenizeBody, detokenize, tokeni
 from services.http.token_text import Json, TokenText
 from services.tools import marks_are_tokens, writes_tool_calls
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_REQUEST_BYTES = 32 * 2**20
 
-RenderMetrics = Callable[[], bytes]
+RenderMetrics = Callable[[str], tuple[bytes, str]]
+"""From what is accepted (the header) to text in one of Prometheus' formats, and its content type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def make_app(
     ready: Callable[[], bool] = lambda: True,
     render_metrics: RenderMetrics | None = None,
 ) -> FastAPI:
-    """ready: whether a request could be answered now. render_metrics: in Prometheus' text format."""
+    """ready: whether a request could be answered now. render_metrics: what `/metrics` shows."""
     config = config or HttpConfig()
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Access, keys=config.api_keys)
@@ -159,10 +159,11 @@ class Routes:
     async def version(self) -> Json:
         return {"version": __version__}
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         if self._render_metrics is None:
             raise HTTPException(404)
-        return Response(self._render_metrics(), headers={"content-type": METRICS_TYPE})
+        text, content_type = self._render_metrics(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         return await read_body(request, kind, self._config.max_request_bytes)

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from services import grammar_check
 from services.gateway import Gateway, Generator
-from services.http.app import HttpConfig, make_app
+from services.http.app import HttpConfig, RenderMetrics, make_app
 from services.http.server import HttpServer
 
 
@@ -19,7 +19,7 @@ async def served_http(
     scheduler: Generator,
     config: HttpConfig | None = None,
     ready: Callable[[], bool] = lambda: True,
-    render_metrics: Callable[[], bytes] | None = None,
+    render_metrics: RenderMetrics | None = None,
 ) -> AsyncIterator[str]:
     """Yields the URL, without /v1."""
     app = make_app(
@@ -50,7 +50,7 @@ async def served_raw(
     scheduler: Generator,
     config: HttpConfig | None = None,
     ready: Callable[[], bool] = lambda: True,
-    render_metrics: Callable[[], bytes] | None = None,
+    render_metrics: RenderMetrics | None = None,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Bytes as they are, for what the official client would not send or hides."""
     async with (

@@ -1,0 +1,1 @@
+"""What is told of a running process: metrics and traces."""

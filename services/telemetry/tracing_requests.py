@@ -1,0 +1,100 @@
+"""Which sequences are recorded: those that were sampled as they begin, and of the others those that failed or were slow,
+as they end.
+
+For the latter the journal is kept meanwhile: its beginning and its end, so that a long answer fills no memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.entries import Admitted, Ended, Entry
+from services.telemetry.tracing import SpanSink
+from services.telemetry.tracing_context import Call, parse
+from services.telemetry.tracing_sequence import CANCELLED, SequenceSpans
+
+FIRST_ENTRIES = 64
+LAST_ENTRIES = 64
+"""Kept of a sequence that was not sampled. About 0.1 MB."""
+
+CallOf = Callable[[int], Call | None]
+"""The call that is being answered, by the id of its span."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The journal of a sequence that was not sampled."""
+
+    first: list[Entry] = field(default_factory=list)
+    last: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAST_ENTRIES))
+    omitted: int = 0
+
+    def add(self, entry: Entry) -> None:
+        if len(self.first) < FIRST_ENTRIES:
+            self.first.append(entry)
+            return
+        self.omitted += len(self.last) == LAST_ENTRIES
+        self.last.append(entry)
+
+
+@dataclass(slots=True)
+class _Recording:
+    """kept None: the sequence is sampled, and its spans are made at once."""
+
+    admitted: Admitted
+    spans: SequenceSpans
+    call_id: int
+    kept: _Kept | None
+
+
+class RequestTraces:
+    """A reader of the journal. Sequences whose calls nobody traces have no context, and are not looked at."""
+
+    def __init__(self, sink: SpanSink, slow_seconds: float, call_of: CallOf) -> None:
+        self._sink = sink
+        self._slow_seconds = slow_seconds
+        self._call_of = call_of
+        self._recordings: dict[str, _Recording] = {}
+
+    def __call__(self, entry: Entry) -> None:
+        if isinstance(entry, Admitted):
+            self._begin(entry)
+            return
+        recording = self._recordings.get(entry.sequence_id)
+        if recording is None:
+            return
+        if recording.kept is None:
+            self._record(recording, entry)
+        else:
+            recording.kept.add(entry)
+        if isinstance(entry, Ended):
+            self._end(recording, entry)
+
+    def _begin(self, admitted: Admitted) -> None:
+        parent = parse(admitted.traceparent, admitted.tracestate)
+        if parent is None:
+            return
+        kept = None if parent.sampled else _Kept()
+        spans = SequenceSpans(admitted, parent)
+        self._recordings[admitted.sequence_id] = _Recording(admitted, spans, parent.span_id, kept)
+
+    def _end(self, recording: _Recording, ended: Ended) -> None:
+        del self._recordings[ended.sequence_id]
+        failed = ended.error not in ("", CANCELLED)
+        call = self._call_of(recording.call_id)
+        if call is not None and failed:
+            call.error = call.error or ended.error
+        kept = recording.kept
+        if kept is None or not (failed or ended.at - recording.admitted.at >= self._slow_seconds):
+            return
+        if call is not None:
+            call.kept = True
+        recording.spans.omitted = kept.omitted
+        for entry in (*kept.first, *kept.last):
+            self._record(recording, entry)
+
+    def _record(self, recording: _Recording, entry: Entry) -> None:
+        for span in recording.spans.of(entry):
+            self._sink.put(span)

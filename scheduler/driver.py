@@ -276,7 +276,7 @@ class Driver:
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
         self._placing_since = None
-        self._journal.committed(body, len(self.log) - len(body.token_ids), position, self._control.reason)
+        self._journal.committed(body, len(self.log) - len(body.token_ids), position, self._control.reason, now)
         self._first_token_at = self._first_token_at or now
         self._recorder.record(self.record())
         self._pending_events.append(

@@ -60,8 +60,9 @@ class Step:
     """One step of the target: a round if it verified candidates (`draft`), else a plain step.
 
     position: of its first token, counted from the end of the prompt. began_at: when the target was free for it and
-    had it: the later of the commit before and the message. step_time: what the target computed; num_draft_tokens: how
-    many candidates it verified; decision: what was decided last before it, if the policy gives reasons.
+    had it: the later of the commit before and the message. arrived_at: when the scheduler took its answer, which was
+    committed at `at`. step_time: what the target computed; num_draft_tokens: how many candidates it verified;
+    decision: what was decided last before it, if the policy gives reasons.
     """
 
     sequence_id: str
@@ -72,6 +73,7 @@ class Step:
     token_ids: tuple[int, ...]
     sources: tuple[TokenSource, ...]
     began_at: float
+    arrived_at: float
     step_time: float
     batch_size: int
     num_draft_tokens: int

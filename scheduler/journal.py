@@ -63,7 +63,9 @@ class Journal:
             Draft(base_length, block.candidates, _name(drafter), asked_at, now, block.draft_time, ahead)
         )
 
-    def committed(self, body: Committed, base_length: int, position: int, decision: Explained | None) -> None:
+    def committed(
+        self, body: Committed, base_length: int, position: int, decision: Explained | None, arrived_at: float
+    ) -> None:
         """The target's step decided these tokens behind `base_length`."""
         if not self._readers:
             return
@@ -82,6 +84,7 @@ class Journal:
                 body.token_ids,
                 body.sources,
                 began_at,
+                arrived_at,
                 body.step_time,
                 body.batch_size,
                 body.num_draft_tokens,

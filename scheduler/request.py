@@ -32,6 +32,8 @@ class GenerationRequest:
 
     sampling.seed is resolved: the gateway drew one where the user gave none. stop_token_ids: all that apply, the
     model's own included unless the user asked to ignore them. watcher: ends the sequence where its text ends.
+    traceparent, tracestate: the trace that it belongs to, empty for none. traced: somebody makes a span of the
+    sequence, below that of traceparent, and its workers' spans belong below that one.
     """
 
     token_ids: tuple[int, ...]
@@ -48,6 +50,7 @@ class GenerationRequest:
     request_id: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Verifying:
         self.epoch = Epoch(0, config.scheduler_id)
         self.worker: Worker | None = None
         self._busy_since = math.inf
+        self._traceparent = _below(request.traceparent, sequence_id) if request.traced else request.traceparent
 
     def heard(self, now: float) -> None:
         """The target showed progress; it may now wait for a block as long as it was told to."""
@@ -61,7 +62,7 @@ class Verifying:
             self.epoch,
             base_length,
             self._log.digest_at(base_length),
-            self._request.traceparent,
+            self._traceparent,
             self._request.tracestate,
             remaining,
         )
@@ -124,3 +125,9 @@ class Verifying:
         """Short while the text may end the answer: what the target decodes beyond is wasted."""
         watched = self._request.watcher is not None
         return min(self._config.grant_tokens, _WATCHED_GRANT_TOKENS) if watched else self._config.grant_tokens
+
+
+def _below(traceparent: str, sequence_id: str) -> str:
+    """The context of the sequence's own span, whose id is the sequence's: version, trace id, *span id*, flags."""
+    version, trace_id, _, flags = traceparent.split("-")
+    return "-".join((version, trace_id, sequence_id, flags))

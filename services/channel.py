@@ -15,11 +15,13 @@ TARGET_MESSAGE_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """PEM files: whom to trust, and who we are to servers that ask."""
+    """PEM files: whom to trust, and who we are to servers that ask. server_name: what the server's certificate must
+    carry, if not the host of its address. Read when a channel is opened."""
 
     ca: Path
     certificate: Path | None = None
     key: Path | None = None
+    server_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class ChannelConfig:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     tls: ClientTls | None = None
 
-    def options(self) -> list[tuple[str, int]]:
+    def options(self) -> list[tuple[str, int | str]]:
+        named = self.tls.server_name if self.tls else None
         return [
             ("grpc.keepalive_time_ms", round(self.keepalive_time * 1000)),
             ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout * 1000)),
@@ -50,6 +53,7 @@ class ChannelConfig:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 5000),
+            *([("grpc.ssl_target_name_override", named)] if named else []),
         ]
 
 

@@ -17,6 +17,7 @@ from services.worker_start import (
     model_identity,
     prepare,
     refuse_exposed,
+    refuse_wildcard,
     say_serving,
     serve,
     serve_options,
@@ -34,6 +35,7 @@ def run_draft(settings: DraftSettings) -> int:
     """Serves until SIGTERM; returns the exit code. Raises StartError."""
     prepare(settings, "draft")
     refuse_exposed(settings.listen, settings)
+    refuse_wildcard(settings)
     built = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
 
     from draft_worker.worker import DraftWorker

@@ -68,7 +68,12 @@ class _GrpcLink(Generic[Item, Result]):
     async def identify(self) -> Identity:
         stub = control_grpc.ControlServiceStub(self._channel)
         call = stub.GetIdentity(control_pb.GetIdentityRequest(), timeout=self._config.connect_timeout)
-        response = await self._answer(call)
+        try:
+            response = await self._answer(call)
+        except LinkError:
+            if self._config.channel.tls is not None:  # a channel keeps its certificates; the next one reads them anew
+                await self.close()
+            raise
         try:
             return codec_control.decode_identity(response.identity)
         except InvalidMessage as error:
@@ -113,7 +118,10 @@ class _GrpcLink(Generic[Item, Result]):
     @property
     def _channel(self) -> grpc.aio.Channel:
         if self._channel_or_none is None:
-            self._channel_or_none = open_channel(self.address, self._config.channel)
+            try:
+                self._channel_or_none = open_channel(self.address, self._config.channel)
+            except OSError as error:
+                raise LinkError(f"{self.address}: cannot read {error.filename}: {error.strerror}") from error
         return self._channel_or_none
 
     def _call(self) -> grpc.aio.StreamStreamCall[Any, Any]:

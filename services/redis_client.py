@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -34,15 +35,38 @@ def connect(url: str, *, socket_timeout: float = 2.0, connect_timeout: float = 1
             f"redis_url {without_password(url)!r}: must start with redis://, rediss:// or unix://", ExitCode.WRONG_USE
         )
     try:
-        return Redis.from_url(
+        client = Redis.from_url(
             url,
             socket_timeout=socket_timeout,
             socket_connect_timeout=connect_timeout,
             retry=Retry(NoBackoff(), 0),
             client_name="outrider",
         )
+        if scheme == "rediss":
+            client.connection_pool.connection_class = _FreshSslConnection
+        return client
     except ValueError as error:
         raise RedisUnavailable(f"redis_url {without_password(url)!r}: {error}", ExitCode.WRONG_USE) from None
+
+
+class _FreshSslConnection(SSLConnection):
+    """Reads certificate, key and roots at each connect, so that renewed ones are used without a restart."""
+
+    async def connect(self) -> None:
+        self.ssl_context.context = None
+        await super().connect()  # type: ignore[no-untyped-call]
+
+
+def with_tls(url: str | None, ca: Path | None, certificate: Path | None, key: Path | None) -> str | None:
+    """A `rediss://` URL with the files of the deployment, where it does not name files of its own."""
+    if url is None or urlsplit(url).scheme != "rediss":
+        return url
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    for name, file in (("ssl_ca_certs", ca), ("ssl_certfile", certificate), ("ssl_keyfile", key)):
+        if file is not None:
+            query.setdefault(name, str(file))
+    return parts._replace(query=urlencode(query)).geturl()
 
 
 async def require(url: str, seconds: float = 5.0) -> None:

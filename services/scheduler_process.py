@@ -29,7 +29,8 @@ from services.generation_servicer import GenerationServicer
 from services.interceptors import ApiKeyInterceptor
 from services.links import LinkConfig, link_factory
 from services.metadata import Metadata, RedisRecorder
-from services.redis_client import require
+from services.redis_client import require, with_tls
+from services.rounds import RoundStore
 from services.server import PortInUse, Server, ServerConfig, TlsFiles
 from services.settings import SchedulerSettings
 from services.start_error import ExitCode, StartError
@@ -92,6 +93,7 @@ async def serve_scheduler(
             for worker in addresses:
                 scheduler.add_worker(role, worker)
         log.info("serving at %s and %s", address, url_of_http)
+        await server.set_health("startup", True)  # it has started; whether a target is there is readiness
         if on_http_ready is not None:
             await on_http_ready(url_of_http)
         if on_ready is not None:
@@ -146,7 +148,7 @@ def make_links(settings: SchedulerSettings) -> LinkFactory:
     plain = link_factory()
     if settings.tls_ca is None:
         return plain
-    tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_worker_name)
     secured = link_factory(LinkConfig(channel=ChannelConfig(tls=tls)))
 
     def make_link(role: Role, address: str) -> AnyLink:
@@ -158,15 +160,16 @@ def make_links(settings: SchedulerSettings) -> LinkFactory:
 def _server(settings: SchedulerSettings) -> Server:
     tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host.strip("[]") else settings.grpc_host
-    config = ServerConfig((f"{host}:{settings.grpc_port}",), tls=tls)
+    config = ServerConfig((f"{host}:{settings.grpc_port}",), tls, health_address=settings.health_listen)
     return Server(config, [ApiKeyInterceptor(settings.api_keys)] if settings.api_keys else [])
 
 
 async def _redis_url(settings: SchedulerSettings, stack: AsyncExitStack) -> str:
-    if settings.redis_url is None:
+    url = with_tls(settings.redis_url, settings.tls_ca, settings.tls_cert, settings.tls_key)
+    if url is None:
         return await stack.enter_async_context(embedded_redis(socket=settings.redis_socket))
-    await require(settings.redis_url)
-    return settings.redis_url
+    await require(url)
+    return url
 
 
 async def _listen(

@@ -48,11 +48,17 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Changes when a file does. Raises OSError."""
+        files = (self.certificate, self.key, *([self.client_ca] if self.client_ca else []))
+        return tuple((stat.st_mtime_ns, stat.st_size) for stat in (file.stat() for file in files))
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """addresses: `HOST:PORT` (0 picks a free port) or `unix:PATH`. Durations in seconds.
 
+    health_address: one more, for health alone and without TLS, which probes of Kubernetes cannot speak.
     keepalive_time, keepalive_timeout: a silent peer is asked after the one and given up after the other.
     min_ping_interval: clients that ask more often are sent away.
     """
@@ -63,6 +69,7 @@ class ServerConfig:
     keepalive_time: float = 10.0
     keepalive_timeout: float = 5.0
     min_ping_interval: float = 0.2
+    health_address: str | None = None
 
     def options(self) -> list[tuple[str, int]]:
         return [
@@ -85,8 +92,11 @@ class Server:
         self.config = config
         self.grpc = grpc.aio.server(interceptors=interceptors, options=config.options())
         self.addresses: tuple[str, ...] = ()
+        self._health_address = ""
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._health_grpc = grpc.aio.server(options=config.options()) if config.health_address else None
+        for server in filter(None, (self.grpc, self._health_grpc)):
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     async def start(self, service_names: Sequence[str]) -> tuple[str, ...]:
         """Listens. Returns the addresses with their real ports. Raises PortInUse, CannotListen.
@@ -101,13 +111,20 @@ class Server:
         await self.set_health("liveness", True)
         try:
             for address in self.config.addresses:
-                self.addresses += (self._bind(address),)
+                self.addresses += (_bind(self.grpc, address, self.config.tls),)
+            if self._health_grpc is not None and self.config.health_address:
+                self._health_address = _bind(self._health_grpc, self.config.health_address, None)
         except StartError:
-            await self.grpc.start()  # only a started server gives back what it has bound
+            await self._start()  # only a started server gives back what it has bound
             await self.drain(0)
             raise
-        await self.grpc.start()
+        await self._start()
         return self.addresses
+
+    async def _start(self) -> None:
+        await self.grpc.start()
+        if self._health_grpc is not None:
+            await self._health_grpc.start()
 
     async def set_health(self, service: str, serving: bool) -> None:
         """service: "" or one of HEALTH_SERVICES. Watchers are told."""
@@ -125,26 +142,30 @@ class Server:
         """Takes no new calls, gives running ones `grace` seconds, then cancels them. Removes its unix sockets."""
         await self.set_ready(False)
         await self.grpc.stop(grace)
-        for address in self.addresses:
+        if self._health_grpc is not None:
+            await self._health_grpc.stop(0)
+        for address in (*self.addresses, self._health_address):
             _remove_socket(address)
 
-    def _bind(self, address: str) -> str:
-        if address.startswith("unix:"):
-            _check_socket_path(address)
+
+def _bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> str:
+    """The address with its real port. Raises StartError."""
+    if address.startswith("unix:"):
+        _check_socket_path(address)
+    else:
+        _check_host_and_port(address)
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
         else:
-            _check_host_and_port(address)
-        try:
-            if self.config.tls is None:
-                port = self.grpc.add_insecure_port(address)
-            else:
-                port = self.grpc.add_secure_port(address, _credentials(self.config.tls))
-        except RuntimeError as error:
-            raise _bind_error(address) from error
-        if address.startswith("unix:"):
-            os.chmod(address.removeprefix("unix:"), 0o600)
-            return address
-        host, _, _ = address.rpartition(":")
-        return f"{host}:{port}"
+            port = server.add_secure_port(address, _credentials(tls))
+    except RuntimeError as error:
+        raise _bind_error(address) from error
+    if address.startswith("unix:"):
+        os.chmod(address.removeprefix("unix:"), 0o600)
+        return address
+    host, _, _ = address.rpartition(":")
+    return f"{host}:{port}"
 
 
 def _remove_socket(address: str) -> None:
@@ -221,11 +242,11 @@ class _Reload:
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
-        self._seen = self._stamp()
+        self._seen = tls.stamp()
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
         try:
-            stamp = self._stamp()
+            stamp = self._tls.stamp()
             if stamp == self._seen:
                 return None
             certificates = _certificates(self._tls)
@@ -233,7 +254,3 @@ class _Reload:
             return None
         self._seen = stamp
         return certificates
-
-    def _stamp(self) -> tuple[tuple[int, int], ...]:
-        files = [self._tls.certificate, self._tls.key, *([self._tls.client_ca] if self._tls.client_ca else [])]
-        return tuple((stat.st_mtime_ns, stat.st_size) for stat in (file.stat() for file in files))

@@ -17,6 +17,7 @@ from services.worker_start import (
     model_identity,
     prepare,
     refuse_exposed,
+    refuse_wildcard,
     say_serving,
     serve,
     serve_options,
@@ -32,6 +33,7 @@ def run_target(settings: TargetSettings) -> int:
     """Serves until SIGTERM; returns the exit code. Raises StartError."""
     prepare(settings, "target")
     refuse_exposed(settings.listen, settings)
+    refuse_wildcard(settings)
     folder = model_folder(settings.model)
     name = served_name(settings.model, folder)
     bundle = read_bundle(folder, name)

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from services.discovery import Lease
+from services.redis_client import with_tls
 from specdec.messages import Identity, Load
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Leased(Protocol):
 def make_lease(settings: WorkerSettings, worker: Leased) -> Callable[[str], AbstractAsyncContextManager[object]] | None:
     """From the address that is served to the lease; None without redis_url. What it makes raises RedisUnavailable for
     a wrong URL."""
-    url = settings.redis_url
+    url = with_tls(settings.redis_url, settings.tls_ca, settings.tls_cert, settings.tls_key)
     if url is None:
         return None
 

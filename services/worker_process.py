@@ -42,6 +42,7 @@ MakeLease = Callable[[str], AbstractAsyncContextManager[object]]
 class ServeOptions:
     """Seconds. grace: how long running sequences may take to end after SIGTERM. stall_after: how long the worker may
     owe an answer without a step before it is not ready. check_every: how often that is looked at.
+    health_address: of a second listener, for health alone and without TLS.
 
     ignore_sigint: for a child of a launcher, since a terminal sends Ctrl-C to all of them; else SIGINT drains too.
     """
@@ -50,6 +51,7 @@ class ServeOptions:
     grace: float = 30.0
     stall_after: float = 30.0
     check_every: float = 0.5
+    health_address: str | None = None
     ignore_sigint: bool = False
 
 
@@ -106,7 +108,7 @@ class _WorkerProcess:
         tokenizer_json: bytes | None,
     ) -> None:
         self._tokenizer_json = tokenizer_json
-        self.server = Server(ServerConfig(addresses=(listen,), tls=options.tls))
+        self.server = Server(ServerConfig((listen,), options.tls, health_address=options.health_address))
         self.progress = Progress(worker.load, options.stall_after)
         self._worker = worker
         self._options = options

@@ -22,11 +22,14 @@ from specdec.messages import Identity, Role
 from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
 
 if TYPE_CHECKING:
-    from services.settings import ServingSettings, WorkerSettings
+    from services.settings import DraftSettings, ServingSettings, TargetSettings, WorkerSettings
     from services.worker_process import ServeOptions
     from specdec.engine.model import LanguageModel
 
 log = logging.getLogger(__name__)
+
+WILDCARDS = ("0.0.0.0", "::", "*", "")
+"""Hosts that stand for every address of this machine."""
 
 
 def prepare(settings: WorkerSettings, role: str) -> None:
@@ -139,7 +142,10 @@ def serve_options(settings: ServingSettings, listen: str) -> ServeOptions:
     if settings.tls_cert and settings.tls_key:
         tls = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
     return ServeOptions(
-        tls=tls, grace=settings.drain_timeout, ignore_sigint=bool(os.environ.get(logs.LAUNCHED_VARIABLE))
+        tls=tls,
+        grace=settings.drain_timeout,
+        health_address=settings.health_listen,
+        ignore_sigint=bool(os.environ.get(logs.LAUNCHED_VARIABLE)),
     )
 
 
@@ -156,6 +162,19 @@ def refuse_exposed(listen: str, settings: ServingSettings) -> None:
             "give --tls-cert and --tls-key, or --allow-unauthenticated",
             ExitCode.WRONG_USE,
         )
+        )
+
+
+def refuse_wildcard(settings: TargetSettings | DraftSettings) -> None:
+    """Raises StartError if the lease would tell schedulers an address that means "here" to each of them."""
+    advertised = settings.advertise or settings.listen
+    host = advertised.rpartition(":")[0].strip("[]")
+    if settings.redis_url and not advertised.startswith("unix:") and host in WILDCARDS:
+        name = "advertise" if settings.advertise else "listen"
+        raise StartError(
+            f"{name} is {advertised}, which schedulers on other machines cannot reach: give --advertise HOST:PORT, "
+            "the address of this worker as they see it",
+            ExitCode.WRONG_USE,
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""`outrider models list|fetch|rm`."""
+"""`outrider models list|fetch|verify|rm`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from services.cli.fetching import FetchView
+from services.cli.fetching import FetchView, fetch_shown
 from services.cli.tables import new_table, print_tables
-from services.models import ModelNotAvailable, list_models
+from services.model_check import check_model
+from services.models import ModelNotAvailable, list_models, resolve
 from services.models import fetch as fetch_model
 from services.models import remove as remove_model
 from services.start_error import ExitCode, StartError
@@ -52,6 +53,22 @@ def fetch(name: Name) -> None:
             folder = fetch_model(name, view)
     except ModelNotAvailable as error:
         raise StartError(str(error)) from error
+    print(folder)
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Argument(help="Named source, hub id, local folder or GGUF file.")],
+    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch a named source that is not there.")] = False,
+) -> None:
+    """Check that a model on disk is whole: its files, their lengths, and their sums if it has a file SHA256SUMS."""
+    try:
+        folder = fetch_shown(model) if fetch else resolve(model)
+        compared = check_model(folder)
+    except ModelNotAvailable as error:
+        raise StartError(str(error)) from error
+    sums = f"{compared} files are what SHA256SUMS says" if compared else "no SHA256SUMS to compare with"
+    print(f"{model}: whole; {sums}", file=sys.stderr)
     print(folder)
 
 

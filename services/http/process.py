@@ -7,6 +7,7 @@ from collections.abc import Callable
 from services.gateway import Gateway
 from services.http.app import HttpConfig, RenderMetrics, make_app
 from services.http.server import HttpServer
+from services.server import TlsFiles
 from services.settings import SchedulerSettings
 
 
@@ -18,4 +19,5 @@ def http_server(
 ) -> HttpServer:
     config = HttpConfig(settings.api_keys, settings.cors_origins, settings.max_request_bytes)
     app = make_app(gateway, config, ready=ready, render_metrics=render_metrics)
-    return HttpServer(app, settings.http_host, settings.http_port, settings.tls_cert, settings.tls_key)
+    tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    return HttpServer(app, settings.http_host, settings.http_port, tls)

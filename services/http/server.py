@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
+import ssl
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.server import TlsFiles
 from services.start_error import StartError
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 60
 BACKLOG = 2048
@@ -21,14 +25,11 @@ BACKLOG = 2048
 class HttpServer:
     """`start`, and in the end `close`. Port 0 is a free one."""
 
-    def __init__(
-        self, app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, tls: TlsFiles | None = None) -> None:
         self._app = app
         self._host = host.strip("[]")
         self._port = port
-        self._certificate = certificate
-        self._key = key
+        self._tls = tls
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -46,22 +47,23 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            ssl_certfile=self._certificate,
-            ssl_keyfile=self._key,
+            ssl_certfile=self._tls.certificate if self._tls else None,
+            ssl_keyfile=self._tls.key if self._tls else None,
         )
         try:
+            renewal = Renewal(self._tls) if self._tls else None
             config.load()
         except OSError as error:
             listening.close()
             raise StartError(f"cannot read tls_cert or tls_key: {error.strerror or error}") from error
-        self._server = _Server(config)
+        self._server = _Server(config, renewal)
         self._serving = asyncio.create_task(self._server.serve([listening]))
         started = asyncio.create_task(self._server.has_started.wait())
         await asyncio.wait([self._serving, started], return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
         if self._serving.done():
             self._serving.result()
-        scheme = "http" if self._certificate is None else "https"
+        scheme = "http" if self._tls is None else "https"
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
@@ -74,11 +76,39 @@ class HttpServer:
         await self._serving
 
 
+class Renewal:
+    """Certificate and key, taken over when their files change, for handshakes from then on."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        """Raises OSError if a file cannot be read."""
+        self._tls = tls
+        self._seen = tls.stamp()
+        self._complained = False
+
+    def into(self, context: ssl.SSLContext) -> None:
+        """What cannot be read, or does not fit together, changes nothing and is tried again."""
+        try:
+            stamp = self._tls.stamp()
+            if stamp == self._seen:
+                return
+            # A context keeps a certificate whose key it then refuses: try them on another one.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
+            context.load_cert_chain(self._tls.certificate, self._tls.key)
+        except OSError as error:
+            if not self._complained:
+                log.warning("HTTP keeps its certificate, the new one cannot be used: %s", error)
+            self._complained = True
+            return
+        self._seen, self._complained = stamp, False
+        log.info("HTTP has taken over the new certificate")
+
+
 class _Server(uvicorn.Server):
     """Leaves the signals to the process, and ends when it is told to."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, renewal: Renewal | None) -> None:
         super().__init__(config)
+        self._renewal = renewal
         self.has_started = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -89,6 +119,8 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """As the original, which looks ten times a second whether it has ended."""
         while not await self.on_tick(0):  # at 0 it renews the date
+            if self._renewal is not None and isinstance(self.config.ssl, ssl.SSLContext):
+                self._renewal.into(self.config.ssl)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._ended.wait()

@@ -11,6 +11,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from services.settings.kinds import Address
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -59,6 +61,18 @@ class ServingSettings(RoleSettings):
         30.0, ge=0, le=3600, description="Seconds that running sequences get to end after SIGTERM."
     )
 
+    health_listen: Address | None = Field(
+        None,
+        description="A second address, for health checks alone and never TLS: for probes that cannot speak it.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/]",
+        description="OpenTelemetry collector (OTLP over gRPC), e.g. http://127.0.0.1:4317; none: nothing is sent.",
+    )
+    metrics_interval: float = Field(
+        15.0, ge=0.1, le=3600, description="Seconds between exports of metrics to otlp_endpoint."
+    )
     @property
     def secret_bytes(self) -> bytes:
         return self.secret.get_secret_value().encode()

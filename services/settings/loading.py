@@ -14,10 +14,14 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from services.settings.base import RoleSettings
+from services.settings.environment import ENV_PREFIX, is_service_link, unknown_variable
+from services.settings.scheduler import SchedulerSettings
+from services.settings.up import UpSettings
+from services.settings.workers import DraftSettings, TargetSettings
 
-ENV_PREFIX = "OUTRIDER_"
+KINDS: tuple[type[RoleSettings], ...] = (UpSettings, SchedulerSettings, TargetSettings, DraftSettings)
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
-SECTIONS = ("up", "scheduler", "target", "draft")
+SECTIONS = tuple(kind.section for kind in KINDS)
 MASKED = ("secret", "api_keys")
 """Settings that are never shown, and never given on a command line."""
 
@@ -87,6 +91,8 @@ def load(
     `OUTRIDER_<ROLE>_<FIELD>` comes before `OUTRIDER_<FIELD>`; fields in `without_common` are not read from the latter.
     Raises SettingsError.
     """
+    if problem := unknown_variable(os.environ, KINDS):
+        raise SettingsError(problem)
     values: dict[str, Any] = {}
     sources = dict.fromkeys(kind.model_fields, "default")
     origins = dict.fromkeys(kind.model_fields, Origin.DEFAULT)
@@ -101,6 +107,7 @@ def load(
     take(section, Origin.FILE, dict.fromkeys(section, f"file {path}"))
     for prefix in (ENV_PREFIX, f"{ENV_PREFIX}{kind.section.upper()}_"):
         found = EnvSettingsSource(kind, env_prefix=prefix)()
+        found = {field: value for field, value in found.items() if not _is_link(prefix + field.upper(), value)}
         if prefix == ENV_PREFIX:
             found = {field: value for field, value in found.items() if field not in without_common}
         take(found, Origin.ENVIRONMENT, {field: f"environment {prefix}{field.upper()}" for field in found})
@@ -120,6 +127,10 @@ def shown(value: object, field: str) -> str:
     if value is None:
         return "-"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _is_link(name: str, value: object) -> bool:
+    return isinstance(value, str) and is_service_link(name, value)
 
 
 def _refuse_unknown(kind: type[RoleSettings], section: Mapping[str, Any], path: Path | None) -> None:

@@ -46,6 +46,11 @@ class SchedulerSettings(ServingSettings):
     )
     targets: AddressList = Field((), description="Addresses of target workers that need no discovery.")
     drafters: AddressList = Field((), description="Addresses of draft workers that need no discovery.")
+    tls_worker_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name that certificates of workers must carry; none: the host of their address.",
+    )
     api_keys: TextList = Field(
         (), repr=False, description="Keys of which a client must send one; none: any key does, or none."
     )

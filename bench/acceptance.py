@@ -6,72 +6,83 @@ cannot be repeated by seed, so each is one draw.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from bench import report
-from bench.deployment import Up
-from bench.pair import DRAFT, DRAFT_LENGTH, TARGET, THREADS, prompts
+from bench.pair import add_pair_arguments, up_arguments
+from bench.ratios import Ratio, mean
+from bench.session import Result, Session
+from bench.workloads import add_data_argument, human_eval
+from outrider.request import AcceptRule
 
-Rule = Literal["invariant", "rejection", "block"]
-RULES: tuple[Rule, ...] = ("invariant", "rejection", "block")
+RULES: tuple[AcceptRule, ...] = ("invariant", "rejection", "block")
 TEMPERATURES = (0.7, 1.0)
 
 
-async def measure(data: Path, count: int, tokens: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    async with Up("--model", TARGET, "--draft-model", DRAFT, "--threads", str(THREADS)) as up:
-        for i, prompt in enumerate(prompts(data, count)):
-            for temperature in TEMPERATURES:
-                for rule in RULES:
-                    answer = await up.client.complete(
-                        messages=[{"role": "user", "content": prompt}],
-                        max_tokens=tokens,
-                        min_tokens=tokens,
-                        temperature=temperature,
-                        accept_rule=rule,
-                        seed=i if rule == "invariant" else None,
-                        speculation="on",
-                        draft_length=DRAFT_LENGTH,
-                    )
-                    figures = answer.finished.speculation
-                    rows.append(
-                        {
-                            "prompt": i,
-                            "temperature": temperature,
-                            "rule": rule,
-                            "drafted": figures.num_draft_tokens,
-                            "accepted": figures.num_accepted_tokens,
-                            "mean_acceptance_length": figures.mean_acceptance_length,
-                        }
-                    )
-            print(f"prompt {i + 1} of {count}", file=sys.stderr)
-    return rows
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=20, help="HumanEval prompts")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens per answer")
+    add_pair_arguments(parser)
+    add_data_argument(parser)
 
 
-def main(command: str, data: Path, count: int = 20, tokens: int = 32) -> None:
-    rows = asyncio.run(measure(data, count, tokens))
-    ratios: dict[str, report.Ratio] = {}
-    for temperature in TEMPERATURES:
-        for rule in RULES:
-            lengths = [
-                row["mean_acceptance_length"]
-                for row in rows
-                if row["rule"] == rule and row["temperature"] == temperature
-            ]
-            ratios[f"acceptance_length.T{temperature}.{rule}"] = report.mean(lengths)
-    totals = [
-        f"T {temperature} {rule} {_rate(rows, rule, temperature):.3f}" for temperature in TEMPERATURES for rule in RULES
-    ]
+def run(options: argparse.Namespace, session: Session) -> Result:
+    asyncio.run(_measure(options, session))
+    rows = [answer for row in session.rows for answer in row["answers"]]
+    cells = [(temperature, rule) for temperature in TEMPERATURES for rule in RULES]
+    ratios: dict[str, Ratio] = {}
+    for temperature, rule in cells:
+        lengths = [row["mean_acceptance_length"] for row in _of(rows, rule, temperature)]
+        ratios[f"acceptance_length.T{temperature}.{rule}"] = mean(lengths)
+    totals = [f"T {temperature} {rule} {_rate(rows, rule, temperature):.3f}" for temperature, rule in cells]
     notes = (
-        f"Committed tokens per verify, mean over {count} HumanEval prompts of {tokens} tokens, bf16, draft length "
-        f"{DRAFT_LENGTH}. Accepted of drafted candidates: {', '.join(totals)}."
+        f"Committed tokens per verify, mean over {len(session.rows)} HumanEval prompts of {options.tokens} tokens, "
+        f"draft length {options.draft_length}. Accepted of drafted candidates: {', '.join(totals)}."
     )
-    report.write("acceptance", "Acceptance of the accept rules", command, rows, ratios, notes)
+    notes = f"{notes} {session.stopped_early}".rstrip()
+    return Result("Acceptance of the accept rules", ratios, notes)
+
+
+async def _measure(options: argparse.Namespace, session: Session) -> None:
+    from bench.deployment import Up
+
+    async with Up(*up_arguments(options)) as up:
+        prompts = human_eval(options.data, options.prompts)
+        for key in session.todo([f"prompt {i}" for i in range(len(prompts))]):
+            number = int(key.split()[1])
+            cells = [(temperature, rule) for temperature in TEMPERATURES for rule in RULES]
+            answers = [await _one(up, prompts[number], number, options, *cell) for cell in cells]
+            session.record(key, {"answers": answers})
+
+
+async def _one(
+    up: Any, prompt: str, seed: int, options: argparse.Namespace, temperature: float, rule: AcceptRule
+) -> dict[str, Any]:
+    answer = await up.client.complete(
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=options.tokens,
+        min_tokens=options.tokens,
+        temperature=temperature,
+        accept_rule=rule,
+        seed=seed if rule == "invariant" else None,
+        speculation="on",
+        draft_length=options.draft_length,
+    )
+    figures = answer.finished.speculation
+    return {
+        "temperature": temperature,
+        "rule": rule,
+        "drafted": figures.num_draft_tokens,
+        "accepted": figures.num_accepted_tokens,
+        "mean_acceptance_length": figures.mean_acceptance_length,
+    }
+
+
+def _of(rows: list[dict[str, Any]], rule: str, temperature: float) -> list[dict[str, Any]]:
+    return [row for row in rows if row["rule"] == rule and row["temperature"] == temperature]
 
 
 def _rate(rows: list[dict[str, Any]], rule: str, temperature: float) -> float:
-    mine = [row for row in rows if row["rule"] == rule and row["temperature"] == temperature]
+    mine = _of(rows, rule, temperature)
     return float(sum(row["accepted"] for row in mine) / sum(row["drafted"] for row in mine))

@@ -8,7 +8,7 @@ import signal
 import sys
 from types import TracebackType
 
-from bench.report import ROOT
+from bench.journal import ROOT
 from outrider import AsyncClient
 
 _READY = re.compile(rb"ready at (\S+?:\d+)")

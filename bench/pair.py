@@ -1,136 +1,148 @@
-"""The Qwen2.5-Coder pair on HumanEval, greedy, bf16: ours with and without speculation, and transformers' own.
+"""The Qwen2.5-Coder pair on HumanEval: ours plain and speculative, transformers plain, assisted and with prompt lookup,
+and vLLM and llama.cpp where they are installed (see `python -m bench.peers`).
 
-All contestants answer prompt i before any answers prompt i + 1, in turn on the same cores. transformers runs in this
-process with the threads that our target has; our workers wait passively meanwhile.
+All contestants answer prompt i before any answers prompt i + 1, in turn on the same cores. Ours are separate processes
+behind gRPC.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import json
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+import shlex
+from contextlib import AsyncExitStack
+from typing import Any
 
-from bench import report
-from bench.deployment import Up
+from bench.contestants import Contestant, Ours, Question, ask_all, rates, speedups
+from bench.plots import Bars
+from bench.ratios import Goal, Ratio, ratio
+from bench.session import Result, Session
+from bench.workloads import add_data_argument, human_eval
 
 TARGET = "qwen2.5-coder-1.5b"
 DRAFT = "qwen2.5-coder-0.5b"
 DRAFT_LENGTH = 5
-THREADS = 2
-INSTRUCTION = "Complete this Python function. Answer with code only.\n\n"
-
-Generate = Callable[[str], tuple[list[int], float]]
-
-
-def prompts(data: Path, count: int) -> list[str]:
-    path = data / "human_eval.jsonl"
-    if not path.is_file():
-        sys.exit(f"{path} is missing: put HumanEval's problems there (one JSON object with a field `prompt` a line)")
-    lines = path.read_text().splitlines()[:count]
-    return [INSTRUCTION + json.loads(line)["prompt"] for line in lines]
+GOALS = {
+    "own_plain": Goal(1.6),
+    "transformers_plain": Goal(3.2),
+    "transformers_assisted_best": Goal(2.0),
+    "vllm_best": Goal(1.1),
+    "llama_cpp_plain": Goal(0.9),
+}
 
 
-class Stock:
-    """transformers' `generate`, plain and with the draft model as assistant (5 candidates, constant)."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from bench.peers.known import NAMES
+    from bench.stock import KINDS
 
-    def __init__(self, tokens: int) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        from services.models import resolve
-
-        torch.set_num_threads(THREADS)
-        self._tokens = tokens
-        self._tokenizer = AutoTokenizer.from_pretrained(resolve(TARGET))
-        self._model: Any = AutoModelForCausalLM.from_pretrained(resolve(TARGET), dtype=torch.bfloat16)
-        self._draft: Any = AutoModelForCausalLM.from_pretrained(resolve(DRAFT), dtype=torch.bfloat16)
-        self._draft.generation_config.num_assistant_tokens = DRAFT_LENGTH
-        self._draft.generation_config.num_assistant_tokens_schedule = "constant"
-        self._draft.generation_config.assistant_confidence_threshold = 0.0
-
-    def plain(self, prompt: str) -> tuple[list[int], float]:
-        return self._generate(prompt)
-
-    def assisted(self, prompt: str) -> tuple[list[int], float]:
-        return self._generate(prompt, assistant_model=self._draft)
-
-    def _generate(self, prompt: str, **options: Any) -> tuple[list[int], float]:
-        """Token ids and seconds."""
-        messages = [{"role": "user", "content": prompt}]
-        ids: Any = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        started = time.perf_counter()
-        output = self._model.generate(
-            **ids, do_sample=False, max_new_tokens=self._tokens, min_new_tokens=self._tokens, **options
-        )
-        return output[0, ids["input_ids"].shape[1] :].tolist(), time.perf_counter() - started
-
-
-async def ours(up: Up, prompt: str, tokens: int, speculation: Literal["on", "off"]) -> dict[str, Any]:
-    started = time.perf_counter()
-    answer = await up.client.complete(
-        messages=[{"role": "user", "content": prompt}],
-        max_tokens=tokens,
-        min_tokens=tokens,
-        temperature=0.0,
-        speculation=speculation,
-        draft_length=DRAFT_LENGTH if speculation == "on" else None,
+    parser.add_argument("--prompts", type=int, default=8, help="HumanEval prompts")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per answer")
+    parser.add_argument("--stock", nargs="*", choices=KINDS, default=list(KINDS), help="of transformers")
+    parser.add_argument("--peers", nargs="*", choices=NAMES, default=[], help="others, each in its own environment")
+    add_pair_arguments(parser)
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME=FLAGS",
+        help="one more deployment of ours, with these flags of `outrider up` beside those of --up (memory: 10 GB each)",
     )
-    seconds = time.perf_counter() - started
-    figures = answer.finished.speculation
-    return {
-        "token_ids": list(answer.token_ids),
-        "seconds": seconds,
-        "acceptance_rate": figures.acceptance_rate,
-        "mean_acceptance_length": figures.mean_acceptance_length,
-    }
+    add_data_argument(parser)
 
 
-async def measure(data: Path, count: int, tokens: int, contestants: dict[str, Generate]) -> list[dict[str, Any]]:
-    arguments = ("--model", TARGET, "--draft-model", DRAFT, "--threads", str(THREADS))
-    rows: list[dict[str, Any]] = []
-    async with Up(*arguments) as up:
-        await ours(up, "Say hello.", 16, "on")
-        for i, prompt in enumerate(prompts(data, count)):
-            row: dict[str, Any] = {"prompt": i}
-            row["plain"] = await ours(up, prompt, tokens, "off")
-            row["speculative"] = await ours(up, prompt, tokens, "on")
-            for name, run in contestants.items():
-                ids, seconds = run(prompt)
-                row[name] = {"token_ids": ids, "seconds": seconds}
-            rows.append(row)
-            shown = ", ".join(f"{key} {row[key]['seconds']:.1f} s" for key in row if key != "prompt")
-            print(f"prompt {i + 1} of {count}: {shown}", file=sys.stderr)
-    return rows
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of the pair takes."""
+    parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, help="candidates; 0: the policy chooses")
+    parser.add_argument("--threads", type=int, default=2, help="of each contestant")
+    parser.add_argument("--up", default="", metavar="FLAGS", help='further flags of `outrider up`, e.g. "--dtype bf16"')
 
 
-def main(
-    command: str, data: Path, count: int = 20, tokens: int = 128, stock: tuple[str, ...] = ("plain", "assisted")
-) -> None:
-    contestants: dict[str, Generate] = {}
-    if stock:
-        models = Stock(tokens)
-        runs = {"plain": models.plain, "assisted": models.assisted}
-        contestants = {f"transformers_{name}": runs[name] for name in stock}
-    rows = asyncio.run(measure(data, count, tokens, contestants))
-    ratios = {"qwen.outrider_vs_own_plain": _speedup(rows, "plain", "at least 1.5")}
-    for name in contestants:
-        ratios[f"qwen.outrider_vs_{name}"] = _speedup(rows, name)
-    same = sum(row["plain"]["token_ids"] == row["speculative"]["token_ids"] for row in rows)
-    rates = [row["speculative"]["acceptance_rate"] for row in rows]
-    notes = (
-        f"{count} HumanEval prompts of {tokens} tokens, greedy, bf16, draft length {DRAFT_LENGTH}, {THREADS} threads. "
-        f"{same} of {count} speculative answers have the token ids of plain decoding. "
-        f"Mean acceptance rate {sum(rates) / len(rates):.3f}."
-    )
-    report.write("pair", "Qwen2.5-Coder 1.5B with 0.5B", command, rows, ratios, notes)
+def up_arguments(options: argparse.Namespace, more: str = "") -> tuple[str, ...]:
+    """Flags of `outrider up` for the pair."""
+    threads = ("--threads", str(options.threads))
+    return ("--model", TARGET, "--draft-model", DRAFT, *threads, *shlex.split(options.up), *shlex.split(more))
 
 
-def _speedup(rows: list[dict[str, Any]], against: str, goal: str = "") -> report.Ratio:
-    """How many times as fast as `against` the speculative answers were, prompt by prompt."""
-    return report.ratio([row[against]["seconds"] / row["speculative"]["seconds"] for row in rows], goal)
+def speculative(name: str, client: Any, draft_length: int) -> Ours:
+    """Always on with a fixed length, or as the policy likes it."""
+    return Ours(name, client, "on" if draft_length else "auto", draft_length or None)
+
+
+def run(options: argparse.Namespace, session: Session) -> Result:
+    asyncio.run(_measure(options, session))
+    rows = session.rows
+    names = list(rows[0]["answers"])
+    ratios = {f"qwen.outrider_vs_{key}": value for key, value in _ratios(rows, names).items()}
+    for name in names:
+        ratios[f"qwen.tokens_per_second.{name}"] = ratio(rates(rows, name))
+    chart = Bars("pair", f"HumanEval, greedy, {options.tokens} tokens", "tokens per second", _by_speed(rows, names))
+    return Result("Qwen2.5-Coder 1.5B with 0.5B on HumanEval", ratios, _notes(rows, options, session), (chart,))
+
+
+async def _measure(options: argparse.Namespace, session: Session) -> None:
+    async with AsyncExitStack() as stack:
+        contestants = await _contestants(options, session, stack)
+        prompts = human_eval(options.data, options.prompts)
+        for contestant in contestants:
+            await contestant.answer(Question("Say hello.", 8))
+        for key in session.todo([f"prompt {i}" for i in range(len(prompts))]):
+            number = int(key.split()[1])
+            answers = await ask_all(contestants, Question(prompts[number], options.tokens), number)
+            session.say(", ".join(f"{name} {row['tokens'] / row['seconds']:.1f}" for name, row in answers.items()))
+            session.record(key, {"answers": answers})
+
+
+async def _contestants(options: argparse.Namespace, session: Session, stack: AsyncExitStack) -> list[Contestant]:
+    from bench import stock
+    from bench.deployment import Up
+    from bench.peers.process import peers
+
+    session.say("loading models")
+    up = await stack.enter_async_context(Up(*up_arguments(options)))
+    found: list[Contestant] = [
+        speculative("outrider", up.client, options.draft_length),
+        Ours("own_plain", up.client, "off"),
+    ]
+    for entry in options.also:
+        name, _, flags = entry.partition("=")
+        also = await stack.enter_async_context(Up(*up_arguments(options, flags)))
+        found.append(speculative(f"outrider_{name}", also.client, options.draft_length))
+    found += stock.contestants(options.stock, TARGET, DRAFT, options.threads)
+    found += await peers(options.peers, TARGET, DRAFT, options.threads, stack, session.say)
+    return found
+
+
+def _ratios(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Ratio]:
+    """Of the speculative run against each other contestant, and against the better of each family."""
+    found: dict[str, Ratio] = {}
+    for other in names:
+        if other != "outrider":
+            found[other] = ratio(speedups(rows, "outrider", other), GOALS.get(other))
+    for family, members in (
+        ("transformers_assisted_best", ("transformers_assisted", "transformers_lookup")),
+        ("vllm_best", ("vllm_plain", "vllm_draft")),
+    ):
+        taking_part = [name for name in members if name in names]
+        if taking_part:
+            best = max(taking_part, key=lambda name: ratio(rates(rows, name)).median)
+            found[family] = ratio(speedups(rows, "outrider", best), GOALS[family])
+    return found
+
+
+def _by_speed(rows: list[dict[str, Any]], names: list[str]) -> dict[str, list[float]]:
+    by_name = {name: rates(rows, name) for name in names}
+    return dict(sorted(by_name.items(), key=lambda entry: -ratio(entry[1]).median))
+
+
+def _notes(rows: list[dict[str, Any]], options: argparse.Namespace, session: Session) -> str:
+    ours = [row["answers"]["outrider"] for row in rows]
+    same = sum(row["answers"]["outrider"]["ids"] == row["answers"]["own_plain"]["ids"] for row in rows)
+    drafted = sum(answer["drafted"] for answer in ours)
+    rate = sum(answer["accepted"] for answer in ours) / drafted if drafted else 0.0
+    length = options.draft_length or "chosen by the policy"
+    return (
+        f"{len(rows)} prompts of {options.tokens} tokens, draft length {length}, {options.threads} threads. "
+        f"{same} of {len(rows)} speculative answers have the token ids of plain decoding. Acceptance rate {rate:.3f}. "
+        f"`transformers_assisted_best` is the faster of its draft model (5 candidates, constant) and prompt lookup. "
+        f"{session.stopped_early}"
+    ).rstrip()

@@ -5,47 +5,27 @@ from __future__ import annotations
 import json
 import os
 import platform
-import random
-import statistics
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.journal import ROOT
+from bench.plots import Chart, draw
+from bench.ratios import CONFIDENCE, Ratio
+from bench.registry import BENCHES
+from bench.session import Result
+
 RESULTS = ROOT / "docs" / "benchmarks"
-PAGE = ROOT / "docs" / "benchmarks.md"
 
+HEAD = f"""# Measured results
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A median with a bootstrap interval of 95 %, and the figure it should reach ("" : it is only reported)."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-    goal: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, n = {self.count})"
-
-
-def ratio(values: Sequence[float], goal: str = "", resamples: int = 2000) -> Ratio:
-    """Median of `values` with its interval; the resampling is seeded."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(resamples))
-    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
-    return Ratio(statistics.median(values), low, high, len(values), goal)
-
-
-def mean(values: Sequence[float], resamples: int = 2000) -> Ratio:
-    """Mean of `values` with its interval, where the values are themselves coarse."""
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(resamples))
-    low, high = means[int(0.025 * resamples)], means[int(0.975 * resamples)]
-    return Ratio(statistics.fmean(values), low, high, len(values))
+Made by `make bench`; every table names its command. All contestants answer a prompt before any answers the next one,
+and ratios are taken prompt by prompt. Figures are medians (means where the section says so) with a bootstrap interval
+of {CONFIDENCE:.0%}. Compare ratios within one table, not absolute times between machines: identical runs differ by up
+to 15 %. A goal within 10 % of 1 that the median misses but the interval reaches is told as within noise."""
 
 
 def machine() -> dict[str, Any]:
@@ -60,49 +40,72 @@ def machine() -> dict[str, Any]:
     }
 
 
+def page_of(results: Path) -> Path:
+    """Beside the folder of the results, with its name."""
+    return results.with_suffix(".md")
+
+
+def write(
+    name: str, result: Result, command: str, raw: Sequence[Any], commits: Sequence[str], results: Path = RESULTS
+) -> None:
+    """Writes NAME.json and the charts, and makes the page anew."""
+    results.mkdir(parents=True, exist_ok=True)
+    content = {
+        "title": result.title,
+        "machine": machine(),
+        "command": command,
+        "commits": list(commits),
+        "notes": result.notes,
+        "ratios": {key: asdict(value) for key, value in result.ratios.items()},
+        "plots": [_drawn(chart, results) for chart in result.charts],
+        "raw": list(raw),
+    }
+    (results / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_page(results)
+
+
+def write_page(results: Path = RESULTS) -> None:
+    page_of(results).write_text(page(results))
+
+
+def page(results: Path = RESULTS) -> str:
+    """The page of all results in a folder, in the order of the benchmarks."""
+    order = {name: i for i, name in enumerate(BENCHES)}
+    paths = sorted(results.glob("*.json"), key=lambda path: (order.get(path.stem.split("_")[0], len(order)), path.stem))
+    sections = [_section(json.loads(path.read_text()), results.name) for path in paths]
+    return "\n\n".join([HEAD, *sections]) + "\n"
+
+
+def _drawn(chart: Chart, results: Path) -> str:
+    file = f"{chart.name}.png"
+    try:
+        draw(chart, results / file)
+    except ImportError:
+        print(f"{file} is not drawn anew: matplotlib is missing (make setup)", file=sys.stderr)
+    return file
+
+
+def _section(result: dict[str, Any], folder: str) -> str:
+    rows = [_row(key, Ratio(**value)) for key, value in result["ratios"].items()]
+    table = "\n".join(["| figure | value (interval, n) | goal | |", "|---|---|---|---|", *rows])
+    plots = [f"![{result['title']}]({folder}/{file})" for file in result.get("plots", ())]
+    parts = (f"## {result['title']}", _origin(result), table, *plots, result["notes"])
+    return "\n\n".join(part for part in parts if part)
+
+
+def _origin(result: dict[str, Any]) -> str:
+    machine_line = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    commits = result.get("commits", ())
+    return f"`{result['command']}` on {machine_line}" + (f"; code {', '.join(commits)}." if commits else ".")
+
+
+def _row(key: str, figure: Ratio) -> str:
+    return f"| `{key}` | {figure} | {figure.goal or 'reported'} | {figure.verdict} |"
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def write(name: str, title: str, command: str, raw: Any, ratios: dict[str, Ratio], notes: str = "") -> None:
-    """Writes NAME.json and makes the page anew."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    content = {
-        "title": title,
-        "machine": machine(),
-        "command": command,
-        "notes": notes,
-        "ratios": {key: asdict(value) for key, value in ratios.items()},
-        "raw": raw,
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-    write_page()
-
-
-def write_page() -> None:
-    """`docs/benchmarks.md` from all results."""
-    parts = [
-        "# Measured results",
-        "Made by `make bench`; every table names its command. Figures are medians of interleaved runs (means where\n"
-        "the section says so) with a bootstrap interval of 95 %. Compare ratios within one table, not absolute times\n"
-        "between machines.",
-    ]
-    for path in sorted(RESULTS.glob("*.json")):
-        parts.append(_section(json.loads(path.read_text())))
-    PAGE.write_text("\n\n".join(parts) + "\n")
-
-
-def _section(result: dict[str, Any]) -> str:
-    machine_line = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
-    rows = [
-        f"| `{key}` | {Ratio(**value)} | {value['goal'] or 'reported'} |" for key, value in result["ratios"].items()
-    ]
-    table = "\n".join(["| figure | value (interval, n) | goal |", "|---|---|---|", *rows])
-    parts = [f"## {result['title']}", f"`{result['command']}` on {machine_line}.", table]
-    if result["notes"]:
-        parts.append(result["notes"])
-    return "\n\n".join(parts)

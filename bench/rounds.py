@@ -6,18 +6,20 @@ every round is draft, verify, commit. The overhead is the time per round less wh
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
-import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench import report
+from bench.journal import ROOT
+from bench.ratios import Goal, quantile, ratio
+from bench.session import Result, Session
 
-sys.path.insert(0, str(report.ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests"))
 
 from scheduler.request import GenerationRequest, Started, Tokens
 from scheduler.worker import AnyResult, Worker
@@ -27,7 +29,22 @@ from tools.deployment import quick_config
 from tools.socket_deployment import SocketDeployment
 
 DRAFT_LENGTH = 4
-GOAL_MS = 2.0
+COUNTS = (1, 16)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=2, help="repetitions, each with one and with 16 sequences")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens per answer")
+
+
+def run(options: argparse.Namespace, session: Session) -> Result:
+    asyncio.run(_measure(options, session))
+    values = {n: [gap for row in session.rows for gap in row[str(n)]] for n in COUNTS}
+    goals = {1: Goal(2, at_most=True, unit="ms")}
+    ratios = {f"rounds.p50_ms.{n}_sequences": ratio(values[n], goals.get(n), resamples=200) for n in COUNTS}
+    p99 = ", ".join(f"{n} sequences {quantile(values[n], 0.99):.1f} ms" for n in COUNTS)
+    notes = f"Time of a round less what target and draft worker computed in it. p99: {p99}."
+    return Result("Overhead per round", ratios, notes)
 
 
 class Watch:
@@ -61,12 +78,11 @@ async def overheads(deployment: SocketDeployment, watch: Watch, request: Generat
         elif isinstance(event, Tokens):
             computed += watch.taken(sequence_id)
             times.append((time.perf_counter() - computed) * 1e3)
-    return [later - earlier for earlier, later in itertools.pairwise(times[1:])]
+    return [round(later - earlier, 3) for earlier, later in itertools.pairwise(times[1:])]
 
 
-async def measure(sequences: Sequence[int]) -> dict[str, list[float]]:
-    request = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.0), max_tokens=400)
-    found: dict[str, list[float]] = {}
+async def _measure(options: argparse.Namespace, session: Session) -> None:
+    request = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.0), max_tokens=options.tokens)
     async with SocketDeployment(
         ("table_target --context-length 1024",),
         ("scripted_draft --script oracle --context-length 1024",),
@@ -74,24 +90,12 @@ async def measure(sequences: Sequence[int]) -> dict[str, list[float]]:
     ) as deployment:
         watch = Watch(deployment)
         await overheads(deployment, watch, request)  # warms up
-        for count in sequences:
-            together = await asyncio.gather(
-                *(overheads(deployment, watch, replace(request, token_ids=(1, 2, i))) for i in range(count))
-            )
-            found[str(count)] = [gap for one in together for gap in one]
-    return found
-
-
-def main(command: str) -> None:
-    raw = asyncio.run(measure((1, 16)))
-    ratios = {
-        f"rounds.p50_ms.{count}_sequences": report.ratio(
-            values, f"at most {GOAL_MS:g} ms" if count == "1" else "", resamples=200
-        )
-        for count, values in raw.items()
-    }
-    p99 = {count: statistics.quantiles(values, n=100)[98] for count, values in raw.items()}
-    notes = "Time of a round less what target and draft worker computed in it. p99: " + ", ".join(
-        f"{count} sequences {value:.1f} ms" for count, value in p99.items()
-    )
-    report.write("rounds", "Overhead per round", command, raw, ratios, notes + ".")
+        for key in session.todo([f"repetition {i}" for i in range(options.prompts)]):
+            first = int(key.split()[1]) + 2
+            gaps: dict[str, list[float]] = {}
+            for count in COUNTS:
+                together = await asyncio.gather(
+                    *(overheads(deployment, watch, replace(request, token_ids=(1, first, i))) for i in range(count))
+                )
+                gaps[str(count)] = [gap for one in together for gap in one]
+            session.record(key, gaps)

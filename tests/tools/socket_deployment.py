@@ -26,12 +26,12 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 class WorkerProcess:
-    """One `python -m tools.MODULE` with its arguments."""
+    """One `python -m tools.MODULE` with its arguments; a module of another package is named in full."""
 
     def __init__(self, role: Role, module: str, address: str, arguments: Sequence[str]) -> None:
         self.role = role
         self.address = address
-        self._module = module
+        self._module = module if "." in module else f"tools.{module}"
         self._arguments = list(arguments)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -53,7 +53,7 @@ class WorkerProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            f"tools.{self._module}",
+            self._module,
             "--listen",
             self.address,
             *self._arguments,
@@ -63,7 +63,7 @@ class WorkerProcess:
         )
         line = await self._process.stdout.readline() if self._process.stdout else b""
         if not line.startswith(b"ready "):
-            raise RuntimeError(f"tools.{self._module} ended at its start with code {await self._process.wait()}")
+            raise RuntimeError(f"{self._module} ended at its start with code {await self._process.wait()}")
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

@@ -12,9 +12,12 @@ import grpc
 from outrider.v1 import control_service_pb2 as pb
 from outrider.v1 import control_service_pb2_grpc as pb_grpc
 from scheduler.scheduler import WorkerView
-from services import codec_control
-from services.codec import encode_duration
+from services import codec_control, codec_rounds
+from services.codec import InvalidMessage, encode_duration
 from services.codec_control import SequenceView
+from services.errors import abort
+from services.rounds import RoundStore
+from services.rounds_figures import SECONDS, SHOWN_SECONDS
 from specdec.messages import Identity, Load
 from specdec.vocabulary import id_digests, read_tokens
 
@@ -78,7 +81,7 @@ class WorkerControlServicer(pb_grpc.ControlServiceServicer):
 class SchedulerControlServicer(pb_grpc.ControlServiceServicer):
     """sequences: at most so many of the running ones. metadata_state: `connected`, `down` or `off`.
 
-    leases: seconds left by worker address; a worker from a static list has none.
+    leases: seconds left by worker address; a worker from a static list has none. rounds: of its journals.
     """
 
     def __init__(
@@ -88,12 +91,14 @@ class SchedulerControlServicer(pb_grpc.ControlServiceServicer):
         sequences: Callable[[int], Sequence[SequenceView]] = lambda limit: (),
         metadata_state: Callable[[], str] = lambda: "off",
         leases: Callable[[], Awaitable[dict[str, float]]] | None = None,
+        rounds: RoundStore | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._version = version
         self._sequences = sequences
         self._metadata_state = metadata_state
         self._leases = leases
+        self._rounds = rounds or RoundStore()
         self._started = time.monotonic()
 
     async def GetIdentity(self, request: pb.GetIdentityRequest, context: Context) -> pb.GetIdentityResponse:
@@ -113,6 +118,23 @@ class SchedulerControlServicer(pb_grpc.ControlServiceServicer):
             metadata_state=self._metadata_state(),
             uptime=encode_duration(time.monotonic() - self._started),
         )
+
+    async def GetRounds(self, request: pb.GetRoundsRequest, context: Context) -> pb.GetRoundsResponse:
+        now = time.monotonic()
+        if request.request:
+            found = self._rounds.find(request.request)
+        else:
+            found = self._rounds.since(now - request.within.ToNanoseconds() / 1e9)
+        response = pb.GetRoundsResponse()
+        for rounds in found:
+            response.sequences.append(codec_rounds.encode_rounds(rounds, time.time() - now))
+            await asyncio.sleep(0)  # a long journal takes milliseconds, and others have tokens to stream
+        return response
+
+    async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
+        if request.seconds > SECONDS:
+            await abort(context, InvalidMessage("seconds", f"is {request.seconds}, must be at most {SECONDS}"))
+        return codec_rounds.encode_figures(self._rounds.figures.figures(request.seconds or SHOWN_SECONDS))
 
 
 def _id_digests(tokenizer_json: bytes, run: int) -> bytes:

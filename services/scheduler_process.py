@@ -31,6 +31,7 @@ from services.links import LinkConfig, link_factory
 from services.metadata import Metadata, RedisRecorder
 from services.redis_client import require, with_tls
 from services.rounds import RoundStore
+from services.rounds import RoundStore
 from services.server import PortInUse, Server, ServerConfig, TlsFiles
 from services.settings import SchedulerSettings
 from services.start_error import ExitCode, StartError
@@ -77,11 +78,12 @@ async def serve_scheduler(
         server = _server(settings)
         url = await _redis_url(settings, stack)
         recorder = RedisRecorder(url)
-        scheduler = _scheduler(settings, recorder)
+        rounds = RoundStore()
+        scheduler = _scheduler(settings, recorder, rounds)
         static = (*settings.targets, *settings.drafters)
         watcher = WorkerWatcher(url, scheduler, static=static)
         gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check)
-        address = await _listen(server, settings, gateway, scheduler, recorder, watcher)
+        address = await _listen(server, settings, gateway, scheduler, recorder, watcher, rounds)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
         http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render)
         url_of_http = await http.start()
@@ -132,7 +134,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _scheduler(settings: SchedulerSettings, recorder: Metadata) -> Scheduler:
+def _scheduler(settings: SchedulerSettings, recorder: Metadata, rounds: RoundStore) -> Scheduler:
     return Scheduler(
         settings.scheduler_config(),
         make_links(settings),
@@ -140,6 +142,7 @@ def _scheduler(settings: SchedulerSettings, recorder: Metadata) -> Scheduler:
         metrics.process_metrics(),
         settings.audit_config(),
         AuditFolder(settings.audit_dir) if settings.audit_dir else ignore,
+        readers=[rounds.read],
     )
 
 
@@ -179,6 +182,7 @@ async def _listen(
     scheduler: Scheduler,
     recorder: Metadata,
     watcher: WorkerWatcher,
+    rounds: RoundStore,
 ) -> str:
     """Returns the real address. Raises StartError."""
     generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(gateway), server.grpc)
@@ -188,6 +192,7 @@ async def _listen(
         sequences=lambda limit: [_view(record) for record in recorder.running(limit)],
         metadata_state=lambda: recorder.state,
         leases=watcher.leases,
+        rounds=rounds,
     )
     control_grpc.add_ControlServiceServicer_to_server(control, server.grpc)
     try:

@@ -23,34 +23,65 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outrider/v1/control_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"D\n\x12GetIdentityRequest\x12\x1b\n\x0evocabulary_run\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_vocabulary_run\"X\n\x13GetIdentityResponse\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x12\n\nid_digests\x18\x02 \x01(\x0c\"\xa5\x02\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x18\n\x10protocol_version\x18\x08 \x01(\r\x12\x1e\n\x16vocabulary_run_digests\x18\t \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\")\n\x10GetStatusRequest\x12\x15\n\rmax_sequences\x18\x01 \x01(\r\"\xe2\x01\n\x0cWorkerStatus\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.outrider.v1.WorkerState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12%\n\x04load\x18\x05 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x32\n\x0flease_remaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xce\x01\n\nWorkerLoad\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x15\n\rlargest_batch\x18\x06 \x01(\r\x12\x14\n\x0cstale_blocks\x18\x07 \x01(\x04\x12\x15\n\rrefused_items\x18\x08 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\t \x01(\x04\"\xb4\x01\n\x0eSequenceStatus\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12\x15\n\rtarget_worker\x18\x05 \x01(\t\x12\x14\n\x0c\x64raft_worker\x18\x06 \x01(\t\x12\x0c\n\x04mode\x18\x07 \x01(\t\"\xec\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\x12*\n\x07workers\x18\x03 \x03(\x0b\x32\x19.outrider.v1.WorkerStatus\x12.\n\tsequences\x18\x04 \x03(\x0b\x32\x1b.outrider.v1.SequenceStatus\x12\x18\n\x10\x61\x63tive_sequences\x18\x05 \x01(\r\x12\x16\n\x0emetadata_state\x18\x06 \x01(\t\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration*\xc8\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x03\x12\x1a\n\x16WORKER_STATE_SUSPENDED\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x06\x32\xae\x01\n\x0e\x43ontrolService\x12P\n\x0bGetIdentity\x12\x1f.outrider.v1.GetIdentityRequest\x1a .outrider.v1.GetIdentityResponse\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outrider/v1/control_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/types.proto\"D\n\x12GetIdentityRequest\x12\x1b\n\x0evocabulary_run\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_vocabulary_run\"X\n\x13GetIdentityResponse\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x12\n\nid_digests\x18\x02 \x01(\x0c\"\xa5\x02\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x18\n\x10protocol_version\x18\x08 \x01(\r\x12\x1e\n\x16vocabulary_run_digests\x18\t \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\")\n\x10GetStatusRequest\x12\x15\n\rmax_sequences\x18\x01 \x01(\r\"\xe2\x01\n\x0cWorkerStatus\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.outrider.v1.WorkerState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12%\n\x04load\x18\x05 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x32\n\x0flease_remaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xce\x01\n\nWorkerLoad\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x15\n\rlargest_batch\x18\x06 \x01(\r\x12\x14\n\x0cstale_blocks\x18\x07 \x01(\x04\x12\x15\n\rrefused_items\x18\x08 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\t \x01(\x04\"\xb4\x01\n\x0eSequenceStatus\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12\x15\n\rtarget_worker\x18\x05 \x01(\t\x12\x14\n\x0c\x64raft_worker\x18\x06 \x01(\t\x12\x0c\n\x04mode\x18\x07 \x01(\t\"\xec\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\x12*\n\x07workers\x18\x03 \x03(\x0b\x32\x19.outrider.v1.WorkerStatus\x12.\n\tsequences\x18\x04 \x03(\x0b\x32\x1b.outrider.v1.SequenceStatus\x12\x18\n\x10\x61\x63tive_sequences\x18\x05 \x01(\r\x12\x16\n\x0emetadata_state\x18\x06 \x01(\t\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"N\n\x10GetRoundsRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12)\n\x06within\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"C\n\x11GetRoundsResponse\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.outrider.v1.SequenceRounds\"\xd0\x01\n\x0eSequenceRounds\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12/\n\x0b\x61\x64mitted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65ntries\x18\x06 \x03(\x0b\x32\x1a.outrider.v1.SequenceEntry\x12\x11\n\tforgotten\x18\x07 \x01(\r\"\xf8\x01\n\rSequenceEntry\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12(\n\x06placed\x18\x02 \x01(\x0b\x32\x16.outrider.v1.PlacementH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.outrider.v1.TargetStepH\x00\x12(\n\x05stale\x18\x04 \x01(\x0b\x32\x17.outrider.v1.StaleDraftH\x00\x12*\n\tfell_back\x18\x05 \x01(\x0b\x32\x15.outrider.v1.FallbackH\x00\x12)\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x18.outrider.v1.SequenceEndH\x00\x42\x07\n\x05\x65ntry\"f\n\tPlacement\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rtarget_worker\x18\x03 \x01(\t\x12\x14\n\x0c\x64raft_worker\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"\x9b\x02\n\nTargetStep\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12)\n\x07sources\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenSource\x12\x10\n\x08\x62\x65gan_at\x18\x04 \x01(\x01\x12\x11\n\tstep_time\x18\x05 \x01(\x01\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x15\n\rtarget_worker\x18\x08 \x01(\t\x12&\n\x05\x64raft\x18\t \x01(\x0b\x32\x17.outrider.v1.DraftTimes\x12.\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x1c.outrider.v1.DecisionReasons\"\x95\x01\n\nDraftTimes\x12\x16\n\x0enum_candidates\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_worker\x18\x02 \x01(\t\x12\x15\n\x08\x61sked_at\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\narrived_at\x18\x04 \x01(\x01\x12\x12\n\ndraft_time\x18\x05 \x01(\x01\x12\r\n\x05\x61head\x18\x06 \x01(\x08\x42\x0b\n\t_asked_at\"\xb5\x02\n\x0f\x44\x65\x63isionReasons\x12\x14\n\x0c\x64raft_length\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\r\n\x05probe\x18\x04 \x01(\x08\x12\x0f\n\x07goodput\x18\x05 \x01(\x01\x12\r\n\x05plain\x18\x06 \x01(\x01\x12\x0c\n\x04note\x18\x07 \x01(\t\x12\x12\n\nacceptance\x18\x08 \x03(\x01\x12\x13\n\x0bverify_time\x18\t \x01(\x01\x12\x12\n\ndraft_time\x18\n \x01(\x01\x12\x12\n\nplain_time\x18\x0b \x01(\x01\x12\x0c\n\x04link\x18\x0c \x01(\x01\x12\r\n\x05\x61head\x18\r \x01(\x01\x12\x12\n\nother_rows\x18\x0e \x01(\x01\x12\x14\n\x0cother_tokens\x18\x0f \x01(\x01\x12\x18\n\x10max_draft_length\x18\x10 \x01(\r\"4\n\nStaleDraft\x12&\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x17.outrider.v1.DraftTimes\"\x1a\n\x08\x46\x61llback\x12\x0e\n\x06reason\x18\x01 \x01(\t\"w\n\x0bSequenceEnd\x12\x19\n\x11\x63ompletion_tokens\x18\x01 \x01(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0c\n\x04mode\x18\x04 \x01(\t\"$\n\x11GetFiguresRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\r\"\xf1\x04\n\x12GetFiguresResponse\x12\x0f\n\x07seconds\x18\x01 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x02 \x01(\x01\x12\x1e\n\x11tokens_per_verify\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x17\x61\x63\x63\x65ptance_per_position\x18\x05 \x03(\x01\x12\x1d\n\x10speculative_rate\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x17\n\nplain_rate\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x1a\n\rexpected_rate\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12 \n\x13\x65xpected_plain_rate\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x0c\n\x04mode\x18\n \x01(\t\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x0e\n\x06rounds\x18\x0c \x01(\x04\x12\x13\n\x0bplain_steps\x18\r \x01(\x04\x12\x14\n\x0c\x61head_rounds\x18\x0e \x01(\x04\x12\x14\n\x0cstale_blocks\x18\x0f \x01(\x04\x12\x41\n\tfallbacks\x18\x10 \x03(\x0b\x32..outrider.v1.GetFiguresResponse.FallbacksEntry\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x14\n\x12_tokens_per_verifyB\x12\n\x10_acceptance_rateB\x13\n\x11_speculative_rateB\r\n\x0b_plain_rateB\x10\n\x0e_expected_rateB\x16\n\x14_expected_plain_rate*\xc8\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x03\x12\x1a\n\x16WORKER_STATE_SUSPENDED\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x06\x32\xc9\x02\n\x0e\x43ontrolService\x12P\n\x0bGetIdentity\x12\x1f.outrider.v1.GetIdentityRequest\x1a .outrider.v1.GetIdentityResponse\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponse\x12J\n\tGetRounds\x12\x1d.outrider.v1.GetRoundsRequest\x1a\x1e.outrider.v1.GetRoundsResponse\x12M\n\nGetFigures\x12\x1e.outrider.v1.GetFiguresRequest\x1a\x1f.outrider.v1.GetFiguresResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.control_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1467
-  _globals['_WORKERSTATE']._serialized_end=1667
-  _globals['_GETIDENTITYREQUEST']._serialized_start=107
-  _globals['_GETIDENTITYREQUEST']._serialized_end=175
-  _globals['_GETIDENTITYRESPONSE']._serialized_start=177
-  _globals['_GETIDENTITYRESPONSE']._serialized_end=265
-  _globals['_WORKERIDENTITY']._serialized_start=268
-  _globals['_WORKERIDENTITY']._serialized_end=561
-  _globals['_GETSTATUSREQUEST']._serialized_start=563
-  _globals['_GETSTATUSREQUEST']._serialized_end=604
-  _globals['_WORKERSTATUS']._serialized_start=607
-  _globals['_WORKERSTATUS']._serialized_end=833
-  _globals['_WORKERLOAD']._serialized_start=836
-  _globals['_WORKERLOAD']._serialized_end=1042
-  _globals['_SEQUENCESTATUS']._serialized_start=1045
-  _globals['_SEQUENCESTATUS']._serialized_end=1225
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1228
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1464
-  _globals['_CONTROLSERVICE']._serialized_start=1670
-  _globals['_CONTROLSERVICE']._serialized_end=1844
+  _globals['_GETFIGURESRESPONSE_FALLBACKSENTRY']._loaded_options = None
+  _globals['_GETFIGURESRESPONSE_FALLBACKSENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERSTATE']._serialized_start=3834
+  _globals['_WORKERSTATE']._serialized_end=4034
+  _globals['_GETIDENTITYREQUEST']._serialized_start=140
+  _globals['_GETIDENTITYREQUEST']._serialized_end=208
+  _globals['_GETIDENTITYRESPONSE']._serialized_start=210
+  _globals['_GETIDENTITYRESPONSE']._serialized_end=298
+  _globals['_WORKERIDENTITY']._serialized_start=301
+  _globals['_WORKERIDENTITY']._serialized_end=594
+  _globals['_GETSTATUSREQUEST']._serialized_start=596
+  _globals['_GETSTATUSREQUEST']._serialized_end=637
+  _globals['_WORKERSTATUS']._serialized_start=640
+  _globals['_WORKERSTATUS']._serialized_end=866
+  _globals['_WORKERLOAD']._serialized_start=869
+  _globals['_WORKERLOAD']._serialized_end=1075
+  _globals['_SEQUENCESTATUS']._serialized_start=1078
+  _globals['_SEQUENCESTATUS']._serialized_end=1258
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1261
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1497
+  _globals['_GETROUNDSREQUEST']._serialized_start=1499
+  _globals['_GETROUNDSREQUEST']._serialized_end=1577
+  _globals['_GETROUNDSRESPONSE']._serialized_start=1579
+  _globals['_GETROUNDSRESPONSE']._serialized_end=1646
+  _globals['_SEQUENCEROUNDS']._serialized_start=1649
+  _globals['_SEQUENCEROUNDS']._serialized_end=1857
+  _globals['_SEQUENCEENTRY']._serialized_start=1860
+  _globals['_SEQUENCEENTRY']._serialized_end=2108
+  _globals['_PLACEMENT']._serialized_start=2110
+  _globals['_PLACEMENT']._serialized_end=2212
+  _globals['_TARGETSTEP']._serialized_start=2215
+  _globals['_TARGETSTEP']._serialized_end=2498
+  _globals['_DRAFTTIMES']._serialized_start=2501
+  _globals['_DRAFTTIMES']._serialized_end=2650
+  _globals['_DECISIONREASONS']._serialized_start=2653
+  _globals['_DECISIONREASONS']._serialized_end=2962
+  _globals['_STALEDRAFT']._serialized_start=2964
+  _globals['_STALEDRAFT']._serialized_end=3016
+  _globals['_FALLBACK']._serialized_start=3018
+  _globals['_FALLBACK']._serialized_end=3044
+  _globals['_SEQUENCEEND']._serialized_start=3046
+  _globals['_SEQUENCEEND']._serialized_end=3165
+  _globals['_GETFIGURESREQUEST']._serialized_start=3167
+  _globals['_GETFIGURESREQUEST']._serialized_end=3203
+  _globals['_GETFIGURESRESPONSE']._serialized_start=3206
+  _globals['_GETFIGURESRESPONSE']._serialized_end=3831
+  _globals['_GETFIGURESRESPONSE_FALLBACKSENTRY']._serialized_start=3663
+  _globals['_GETFIGURESRESPONSE_FALLBACKSENTRY']._serialized_end=3711
+  _globals['_CONTROLSERVICE']._serialized_start=4037
+  _globals['_CONTROLSERVICE']._serialized_end=4366
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from outrider.v1 import types_pb2 as _types_pb2
@@ -337,3 +338,540 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetRoundsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    """The id of a sequence, or of a request, whose choices are a sequence each, or "last". Empty: all that still ran
+    within `within`.
+    """
+    @_builtins.property
+    def within(self) -> _duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        within: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["within", b"within"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "within", b"within"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRoundsRequest: _TypeAlias = GetRoundsRequest  # noqa: Y015
+
+@_typing.final
+class GetRoundsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceRounds]: ...
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___SequenceRounds] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRoundsResponse: _TypeAlias = GetRoundsResponse  # noqa: Y015
+
+@_typing.final
+class SequenceRounds(_message.Message):
+    """The journal of one sequence as far as it is remembered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADMITTED_AT_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    request_id: _builtins.str
+    model: _builtins.str
+    prompt_tokens: _builtins.int
+    forgotten: _builtins.int
+    """Its oldest entries, which are no longer remembered."""
+    @_builtins.property
+    def admitted_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceEntry]: ...
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        admitted_at: _timestamp_pb2.Timestamp | None = ...,
+        entries: _abc.Iterable[Global___SequenceEntry] | None = ...,
+        forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted_at", b"admitted_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_at", b"admitted_at", "entries", b"entries", "forgotten", b"forgotten", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceRounds: _TypeAlias = SequenceRounds  # noqa: Y015
+
+@_typing.final
+class SequenceEntry(_message.Message):
+    """Every time here and below is in seconds; `at` and all that ends in `_at` since the sequence was admitted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    PLACED_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STALE_FIELD_NUMBER: _builtins.int
+    FELL_BACK_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    @_builtins.property
+    def placed(self) -> Global___Placement: ...
+    @_builtins.property
+    def step(self) -> Global___TargetStep: ...
+    @_builtins.property
+    def stale(self) -> Global___StaleDraft: ...
+    @_builtins.property
+    def fell_back(self) -> Global___Fallback: ...
+    @_builtins.property
+    def ended(self) -> Global___SequenceEnd: ...
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        placed: Global___Placement | None = ...,
+        step: Global___TargetStep | None = ...,
+        stale: Global___StaleDraft | None = ...,
+        fell_back: Global___Fallback | None = ...,
+        ended: Global___SequenceEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "entry", b"entry", "fell_back", b"fell_back", "placed", b"placed", "stale", b"stale", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "ended", b"ended", "entry", b"entry", "fell_back", b"fell_back", "placed", b"placed", "stale", b"stale", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_entry: _TypeAlias = _typing.Literal["placed", "step", "stale", "fell_back", "ended"]  # noqa: Y015
+    _WhichOneofArgType_entry: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_entry) -> _WhichOneofReturnType_entry | None: ...
+
+Global___SequenceEntry: _TypeAlias = SequenceEntry  # noqa: Y015
+
+@_typing.final
+class Placement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    TARGET_WORKER_FIELD_NUMBER: _builtins.int
+    DRAFT_WORKER_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    length: _builtins.int
+    target_worker: _builtins.str
+    draft_worker: _builtins.str
+    cause: _builtins.str
+    """Why it left the target before; empty at first."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        length: _builtins.int = ...,
+        target_worker: _builtins.str = ...,
+        draft_worker: _builtins.str = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "draft_worker", b"draft_worker", "epoch", b"epoch", "length", b"length", "target_worker", b"target_worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class TargetStep(_message.Message):
+    """A round if it verified candidates, else a plain step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_FIELD_NUMBER: _builtins.int
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    TARGET_WORKER_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    position: _builtins.int
+    """Of its first token, counted from the end of the prompt."""
+    began_at: _builtins.float
+    """When the target was free for it and had it."""
+    step_time: _builtins.float
+    """What the target computed."""
+    batch_size: _builtins.int
+    num_draft_tokens: _builtins.int
+    """Candidates that were verified."""
+    target_worker: _builtins.str
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TokenSource.ValueType]: ...
+    @_builtins.property
+    def draft(self) -> Global___DraftTimes: ...
+    @_builtins.property
+    def decision(self) -> Global___DecisionReasons:
+        """Absent: the policy gives no reasons."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        position: _builtins.int = ...,
+        sources: _abc.Iterable[_types_pb2.TokenSource.ValueType] | None = ...,
+        began_at: _builtins.float = ...,
+        step_time: _builtins.float = ...,
+        batch_size: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        target_worker: _builtins.str = ...,
+        draft: Global___DraftTimes | None = ...,
+        decision: Global___DecisionReasons | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "draft", b"draft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "began_at", b"began_at", "decision", b"decision", "draft", b"draft", "num_draft_tokens", b"num_draft_tokens", "number", b"number", "position", b"position", "sources", b"sources", "step_time", b"step_time", "target_worker", b"target_worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TargetStep: _TypeAlias = TargetStep  # noqa: Y015
+
+@_typing.final
+class DraftTimes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_CANDIDATES_FIELD_NUMBER: _builtins.int
+    DRAFT_WORKER_FIELD_NUMBER: _builtins.int
+    ASKED_AT_FIELD_NUMBER: _builtins.int
+    ARRIVED_AT_FIELD_NUMBER: _builtins.int
+    DRAFT_TIME_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    num_candidates: _builtins.int
+    draft_worker: _builtins.str
+    asked_at: _builtins.float
+    """Absent: drafted ahead, unasked."""
+    arrived_at: _builtins.float
+    draft_time: _builtins.float
+    """What the draft worker computed."""
+    ahead: _builtins.bool
+    def __init__(
+        self,
+        *,
+        num_candidates: _builtins.int = ...,
+        draft_worker: _builtins.str = ...,
+        asked_at: _builtins.float | None = ...,
+        arrived_at: _builtins.float = ...,
+        draft_time: _builtins.float = ...,
+        ahead: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_asked_at", b"_asked_at", "asked_at", b"asked_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asked_at", b"_asked_at", "ahead", b"ahead", "arrived_at", b"arrived_at", "asked_at", b"asked_at", "draft_time", b"draft_time", "draft_worker", b"draft_worker", "num_candidates", b"num_candidates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__asked_at: _TypeAlias = _typing.Literal["asked_at"]  # noqa: Y015
+    _WhichOneofArgType__asked_at: _TypeAlias = _typing.Literal["_asked_at", b"_asked_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__asked_at) -> _WhichOneofReturnType__asked_at | None: ...
+
+Global___DraftTimes: _TypeAlias = DraftTimes  # noqa: Y015
+
+@_typing.final
+class DecisionReasons(_message.Message):
+    """What was decided, and what it was decided from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFT_LENGTH_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
+    GOODPUT_FIELD_NUMBER: _builtins.int
+    PLAIN_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    VERIFY_TIME_FIELD_NUMBER: _builtins.int
+    DRAFT_TIME_FIELD_NUMBER: _builtins.int
+    PLAIN_TIME_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    OTHER_ROWS_FIELD_NUMBER: _builtins.int
+    OTHER_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_LENGTH_FIELD_NUMBER: _builtins.int
+    draft_length: _builtins.int
+    """0: off."""
+    width: _builtins.int
+    window: _builtins.int
+    probe: _builtins.bool
+    goodput: _builtins.float
+    """Tokens per second that were expected, and of decoding plainly; 0: not worked out."""
+    plain: _builtins.float
+    note: _builtins.str
+    verify_time: _builtins.float
+    """Of verifying and drafting what was decided, and of a plain step."""
+    draft_time: _builtins.float
+    plain_time: _builtins.float
+    link: _builtins.float
+    ahead: _builtins.float
+    """Chance that a block drafted ahead is there and hits."""
+    other_rows: _builtins.float
+    """Of the sequences that share the forward, per step."""
+    other_tokens: _builtins.float
+    max_draft_length: _builtins.int
+    """Candidates that its share of the forward allowed."""
+    @_builtins.property
+    def acceptance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """By depth, given that all depths above were accepted."""
+
+    def __init__(
+        self,
+        *,
+        draft_length: _builtins.int = ...,
+        width: _builtins.int = ...,
+        window: _builtins.int = ...,
+        probe: _builtins.bool = ...,
+        goodput: _builtins.float = ...,
+        plain: _builtins.float = ...,
+        note: _builtins.str = ...,
+        acceptance: _abc.Iterable[_builtins.float] | None = ...,
+        verify_time: _builtins.float = ...,
+        draft_time: _builtins.float = ...,
+        plain_time: _builtins.float = ...,
+        link: _builtins.float = ...,
+        ahead: _builtins.float = ...,
+        other_rows: _builtins.float = ...,
+        other_tokens: _builtins.float = ...,
+        max_draft_length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "ahead", b"ahead", "draft_length", b"draft_length", "draft_time", b"draft_time", "goodput", b"goodput", "link", b"link", "max_draft_length", b"max_draft_length", "note", b"note", "other_rows", b"other_rows", "other_tokens", b"other_tokens", "plain", b"plain", "plain_time", b"plain_time", "probe", b"probe", "verify_time", b"verify_time", "width", b"width", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecisionReasons: _TypeAlias = DecisionReasons  # noqa: Y015
+
+@_typing.final
+class StaleDraft(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def draft(self) -> Global___DraftTimes:
+        """Absent: it was dropped before it was forwarded."""
+
+    def __init__(
+        self,
+        *,
+        draft: Global___DraftTimes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StaleDraft: _TypeAlias = StaleDraft  # noqa: Y015
+
+@_typing.final
+class Fallback(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
+
+@_typing.final
+class SequenceEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    completion_tokens: _builtins.int
+    finish_reason: _types_pb2.FinishReason.ValueType
+    """Unspecified: it was cancelled or failed, and `error` says how."""
+    error: _builtins.str
+    mode: _builtins.str
+    def __init__(
+        self,
+        *,
+        completion_tokens: _builtins.int = ...,
+        finish_reason: _types_pb2.FinishReason.ValueType = ...,
+        error: _builtins.str = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "error", b"error", "finish_reason", b"finish_reason", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceEnd: _TypeAlias = SequenceEnd  # noqa: Y015
+
+@_typing.final
+class GetFiguresRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    """How many seconds to look back, up to 60; 0 is 10."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFiguresRequest: _TypeAlias = GetFiguresRequest  # noqa: Y015
+
+@_typing.final
+class GetFiguresResponse(_message.Message):
+    """Rates are in tokens per second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FallbacksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_VERIFY_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_PER_POSITION_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_RATE_FIELD_NUMBER: _builtins.int
+    PLAIN_RATE_FIELD_NUMBER: _builtins.int
+    EXPECTED_RATE_FIELD_NUMBER: _builtins.int
+    EXPECTED_PLAIN_RATE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    PLAIN_STEPS_FIELD_NUMBER: _builtins.int
+    AHEAD_ROUNDS_FIELD_NUMBER: _builtins.int
+    STALE_BLOCKS_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    tokens_per_second: _builtins.float
+    tokens_per_verify: _builtins.float
+    """Absent where no round was."""
+    acceptance_rate: _builtins.float
+    speculative_rate: _builtins.float
+    """As one sequence saw them while it speculated, and while it decoded plainly."""
+    plain_rate: _builtins.float
+    expected_rate: _builtins.float
+    """Of the latest decision, if the policy gives reasons."""
+    expected_plain_rate: _builtins.float
+    mode: _builtins.str
+    reason: _builtins.str
+    rounds: _builtins.int
+    plain_steps: _builtins.int
+    ahead_rounds: _builtins.int
+    stale_blocks: _builtins.int
+    @_builtins.property
+    def acceptance_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def fallbacks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+        tokens_per_second: _builtins.float = ...,
+        tokens_per_verify: _builtins.float | None = ...,
+        acceptance_rate: _builtins.float | None = ...,
+        acceptance_per_position: _abc.Iterable[_builtins.float] | None = ...,
+        speculative_rate: _builtins.float | None = ...,
+        plain_rate: _builtins.float | None = ...,
+        expected_rate: _builtins.float | None = ...,
+        expected_plain_rate: _builtins.float | None = ...,
+        mode: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        rounds: _builtins.int = ...,
+        plain_steps: _builtins.int = ...,
+        ahead_rounds: _builtins.int = ...,
+        stale_blocks: _builtins.int = ...,
+        fallbacks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_expected_plain_rate", b"_expected_plain_rate", "_expected_rate", b"_expected_rate", "_plain_rate", b"_plain_rate", "_speculative_rate", b"_speculative_rate", "_tokens_per_verify", b"_tokens_per_verify", "acceptance_rate", b"acceptance_rate", "expected_plain_rate", b"expected_plain_rate", "expected_rate", b"expected_rate", "plain_rate", b"plain_rate", "speculative_rate", b"speculative_rate", "tokens_per_verify", b"tokens_per_verify"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_expected_plain_rate", b"_expected_plain_rate", "_expected_rate", b"_expected_rate", "_plain_rate", b"_plain_rate", "_speculative_rate", b"_speculative_rate", "_tokens_per_verify", b"_tokens_per_verify", "acceptance_per_position", b"acceptance_per_position", "acceptance_rate", b"acceptance_rate", "ahead_rounds", b"ahead_rounds", "expected_plain_rate", b"expected_plain_rate", "expected_rate", b"expected_rate", "fallbacks", b"fallbacks", "mode", b"mode", "plain_rate", b"plain_rate", "plain_steps", b"plain_steps", "reason", b"reason", "rounds", b"rounds", "seconds", b"seconds", "speculative_rate", b"speculative_rate", "stale_blocks", b"stale_blocks", "tokens_per_second", b"tokens_per_second", "tokens_per_verify", b"tokens_per_verify"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
+    _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
+    _WhichOneofReturnType__expected_plain_rate: _TypeAlias = _typing.Literal["expected_plain_rate"]  # noqa: Y015
+    _WhichOneofArgType__expected_plain_rate: _TypeAlias = _typing.Literal["_expected_plain_rate", b"_expected_plain_rate"]  # noqa: Y015
+    _WhichOneofReturnType__expected_rate: _TypeAlias = _typing.Literal["expected_rate"]  # noqa: Y015
+    _WhichOneofArgType__expected_rate: _TypeAlias = _typing.Literal["_expected_rate", b"_expected_rate"]  # noqa: Y015
+    _WhichOneofReturnType__plain_rate: _TypeAlias = _typing.Literal["plain_rate"]  # noqa: Y015
+    _WhichOneofArgType__plain_rate: _TypeAlias = _typing.Literal["_plain_rate", b"_plain_rate"]  # noqa: Y015
+    _WhichOneofReturnType__speculative_rate: _TypeAlias = _typing.Literal["speculative_rate"]  # noqa: Y015
+    _WhichOneofArgType__speculative_rate: _TypeAlias = _typing.Literal["_speculative_rate", b"_speculative_rate"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_verify: _TypeAlias = _typing.Literal["tokens_per_verify"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_verify: _TypeAlias = _typing.Literal["_tokens_per_verify", b"_tokens_per_verify"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_plain_rate) -> _WhichOneofReturnType__expected_plain_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_rate) -> _WhichOneofReturnType__expected_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__plain_rate) -> _WhichOneofReturnType__plain_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculative_rate) -> _WhichOneofReturnType__speculative_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_verify) -> _WhichOneofReturnType__tokens_per_verify | None: ...
+
+Global___GetFiguresResponse: _TypeAlias = GetFiguresResponse  # noqa: Y015

@@ -45,6 +45,16 @@ class ControlServiceStub:
                 request_serializer=outrider_dot_v1_dot_control__service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_control__service__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.GetRounds = channel.unary_unary(
+                '/outrider.v1.ControlService/GetRounds',
+                request_serializer=outrider_dot_v1_dot_control__service__pb2.GetRoundsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_control__service__pb2.GetRoundsResponse.FromString,
+                _registered_method=True)
+        self.GetFigures = channel.unary_unary(
+                '/outrider.v1.ControlService/GetFigures',
+                request_serializer=outrider_dot_v1_dot_control__service__pb2.GetFiguresRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_control__service__pb2.GetFiguresResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -65,6 +75,20 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRounds(self, request, context):
+        """Of a scheduler: what became of late requests, step by step. Counts and times, never tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFigures(self, request, context):
+        """Of a scheduler: figures of the last seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +101,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=outrider_dot_v1_dot_control__service__pb2.GetStatusRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_control__service__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'GetRounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRounds,
+                    request_deserializer=outrider_dot_v1_dot_control__service__pb2.GetRoundsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_control__service__pb2.GetRoundsResponse.SerializeToString,
+            ),
+            'GetFigures': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFigures,
+                    request_deserializer=outrider_dot_v1_dot_control__service__pb2.GetFiguresRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_control__service__pb2.GetFiguresResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class ControlService:
             '/outrider.v1.ControlService/GetStatus',
             outrider_dot_v1_dot_control__service__pb2.GetStatusRequest.SerializeToString,
             outrider_dot_v1_dot_control__service__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.ControlService/GetRounds',
+            outrider_dot_v1_dot_control__service__pb2.GetRoundsRequest.SerializeToString,
+            outrider_dot_v1_dot_control__service__pb2.GetRoundsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFigures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.ControlService/GetFigures',
+            outrider_dot_v1_dot_control__service__pb2.GetFiguresRequest.SerializeToString,
+            outrider_dot_v1_dot_control__service__pb2.GetFiguresResponse.FromString,
             options,
             channel_credentials,
             insecure,

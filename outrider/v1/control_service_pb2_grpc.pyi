@@ -37,6 +37,10 @@ class ControlServiceStub:
     """Asked of a worker before it is paired."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_service_pb2.GetStatusRequest, _control_service_pb2.GetStatusResponse]
     """A worker tells of itself; a scheduler of all its workers and sequences."""
+    GetRounds: _grpc.UnaryUnaryMultiCallable[_control_service_pb2.GetRoundsRequest, _control_service_pb2.GetRoundsResponse]
+    """Of a scheduler: what became of late requests, step by step. Counts and times, never tokens."""
+    GetFigures: _grpc.UnaryUnaryMultiCallable[_control_service_pb2.GetFiguresRequest, _control_service_pb2.GetFiguresResponse]
+    """Of a scheduler: figures of the last seconds."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -47,6 +51,10 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Asked of a worker before it is paired."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_service_pb2.GetStatusRequest, _control_service_pb2.GetStatusResponse]  # type: ignore[assignment]
     """A worker tells of itself; a scheduler of all its workers and sequences."""
+    GetRounds: _aio.UnaryUnaryMultiCallable[_control_service_pb2.GetRoundsRequest, _control_service_pb2.GetRoundsResponse]  # type: ignore[assignment]
+    """Of a scheduler: what became of late requests, step by step. Counts and times, never tokens."""
+    GetFigures: _aio.UnaryUnaryMultiCallable[_control_service_pb2.GetFiguresRequest, _control_service_pb2.GetFiguresResponse]  # type: ignore[assignment]
+    """Of a scheduler: figures of the last seconds."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """Who a process is and how it does. Every process serves it."""
@@ -66,5 +74,21 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_service_pb2.GetStatusResponse, _abc.Awaitable[_control_service_pb2.GetStatusResponse]]:
         """A worker tells of itself; a scheduler of all its workers and sequences."""
+
+    @_abc_1.abstractmethod
+    def GetRounds(
+        self,
+        request: _control_service_pb2.GetRoundsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_service_pb2.GetRoundsResponse, _abc.Awaitable[_control_service_pb2.GetRoundsResponse]]:
+        """Of a scheduler: what became of late requests, step by step. Counts and times, never tokens."""
+
+    @_abc_1.abstractmethod
+    def GetFigures(
+        self,
+        request: _control_service_pb2.GetFiguresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_service_pb2.GetFiguresResponse, _abc.Awaitable[_control_service_pb2.GetFiguresResponse]]:
+        """Of a scheduler: figures of the last seconds."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -71,6 +71,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     model: str = ""
     seed: int | None = None
+    sequence_id: str = ""
     stop_text: str | None = None
     figures: Figures | None = None
 
@@ -84,6 +85,7 @@ class Answer:
             "text": self.text,
             "token_ids": self.token_ids,
             "seed": self.seed,
+            "sequence_id": self.sequence_id,
             "figures": self.figures.as_dict() if self.figures else None,
         }
         if self.stop_text is not None:
@@ -101,7 +103,7 @@ class Answer:
         ]
         if self.figures is not None:
             stopped = "" if self.stop_text is None else f", stopped by {self.stop_text!r}"
-            lines.append(f"{self.figures.line()}{stopped}, seed {self.seed}")
+            lines.append(f"{self.figures.line()}{stopped}, seed {self.seed}, sequence {self.sequence_id}")
         return [line.rstrip() for line in lines]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
-import grpc
 import typer
 
 from outrider.client import AsyncClient
@@ -18,19 +17,14 @@ from outrider.errors import (
     ModelNotFound,
     OutriderError,
     ServerUnreachable,
-    from_rpc,
 )
 from outrider.events import Event, Finished, Started, Tokens, TokenSource
 from outrider.request import GenerateOptions
-from outrider.v1 import control_service_pb2 as control
-from outrider.v1 import control_service_pb2_grpc as control_grpc
-from services.channel import ChannelConfig, ClientTls, open_channel
 from services.cli.answer import Answer, Figures
 from services.cli.question import Question
 from services.start_error import ExitCode, StartError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-STATUS_SECONDS = 5.0
 
 AddressOption = Annotated[str, typer.Option("--address", envvar="OUTRIDER_ADDRESS", help="HOST:PORT of the gateway.")]
 ApiKeyOption = Annotated[
@@ -85,24 +79,6 @@ async def ask_all(connection: Connection, question: Question, on_pieces: OnPiece
         return await _stream(client, question, False, on_pieces)
 
 
-async def fetch_status(connection: Connection, max_sequences: int = 0) -> control.GetStatusResponse:
-    """With load and sequences, which the SDK's own `status` leaves out. Raises StartError."""
-    metadata = (("authorization", f"Bearer {connection.api_key}"),) if connection.api_key else None
-    request = control.GetStatusRequest(max_sequences=max_sequences)
-    try:
-        tls = ClientTls(connection.tls_ca) if connection.tls_ca is not None else None
-        channel = open_channel(connection.address, ChannelConfig(keepalive_time=10.0, tls=tls))
-    except OSError as error:
-        raise StartError(f"cannot read {connection.tls_ca}: {error.strerror}", ExitCode.WRONG_USE) from error
-    try:
-        stub = control_grpc.ControlServiceStub(channel)
-        return await stub.GetStatus(request, timeout=STATUS_SECONDS, metadata=metadata)
-    except grpc.aio.AioRpcError as error:
-        raise connection.failure(from_rpc(error, connection.address)) from error
-    finally:
-        await channel.close(None)
-
-
 async def _stream(client: AsyncClient, question: Question, chat: bool, on_pieces: OnPieces | None) -> list[Answer]:
     answers: dict[int, Answer] = {}
     prompt, options = _options(question, chat)
@@ -118,7 +94,7 @@ async def _stream(client: AsyncClient, question: Question, chat: bool, on_pieces
 def _add(answer: Answer, event: Event) -> None:
     match event:
         case Started():
-            answer.model, answer.seed = event.model, event.seed
+            answer.model, answer.seed, answer.sequence_id = event.model, event.seed, event.sequence_id
         case Tokens():
             answer.pieces += _pieces(event)
             answer.token_ids += event.token_ids

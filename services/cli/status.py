@@ -12,7 +12,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
-from outrider.v1 import control_service_pb2 as control
+from outrider.v1 import control_service_pb2 as pb
 from outrider.v1.types_pb2 import WorkerRole
 from services.cli.connection import (
     DEFAULT_ADDRESS,
@@ -20,8 +20,8 @@ from services.cli.connection import (
     ApiKeyOption,
     Connection,
     TlsCaOption,
-    fetch_status,
 )
+from services.cli.control import control
 from services.cli.tables import new_table, print_tables
 from services.start_error import StartError
 
@@ -45,18 +45,19 @@ def status(
     connection = Connection(address, api_key, tls_ca)
     answer = asyncio.run(_wait_until_ready(connection, wait) if wait is not None else _ask(connection))
     if as_json:
-        print(json.dumps(_as_dict(answer)))
+        print(json.dumps(as_dict(answer)))
     else:
         _print(answer)
     if not answer.ready:
         raise StartError(f"{address} cannot serve requests yet: no live target worker")
 
 
-async def _ask(connection: Connection) -> control.GetStatusResponse:
-    return await fetch_status(connection, SHOWN_SEQUENCES)
+async def _ask(connection: Connection) -> pb.GetStatusResponse:
+    async with control(connection) as asked:
+        return await asked.status(SHOWN_SEQUENCES)
 
 
-async def _wait_until_ready(connection: Connection, seconds: float) -> control.GetStatusResponse:
+async def _wait_until_ready(connection: Connection, seconds: float) -> pb.GetStatusResponse:
     """The first status that is ready, or the last one; raises StartError if nobody answered at all."""
     give_up = time.monotonic() + seconds
     while True:
@@ -71,7 +72,7 @@ async def _wait_until_ready(connection: Connection, seconds: float) -> control.G
         await asyncio.sleep(min(POLL_SECONDS, max(give_up - time.monotonic(), 0.0)))
 
 
-def _as_dict(answer: control.GetStatusResponse) -> dict[str, Any]:
+def as_dict(answer: pb.GetStatusResponse) -> dict[str, Any]:
     """Fields as in the proto; states and roles in the words of the table."""
     content: dict[str, Any] = MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -84,10 +85,10 @@ def _as_dict(answer: control.GetStatusResponse) -> dict[str, Any]:
     return content
 
 
-def _print(answer: control.GetStatusResponse) -> None:
-    tables = [_workers(answer)]
+def _print(answer: pb.GetStatusResponse) -> None:
+    tables = [worker_table(answer)]
     if answer.sequences:
-        tables.append(_sequences(answer))
+        tables.append(sequence_table(answer))
     print_tables(*tables)
     ready = "ready" if answer.ready else "not ready"
     seconds = answer.uptime.ToNanoseconds() / 1e9
@@ -97,7 +98,7 @@ def _print(answer: control.GetStatusResponse) -> None:
     )
 
 
-def _workers(answer: control.GetStatusResponse) -> Table:
+def worker_table(answer: pb.GetStatusResponse) -> Table:
     table = new_table(
         ("worker", "role", "model", "state", "lease", "sequences", "KV", "steps", "tokens", "address", "detail")
     )
@@ -121,7 +122,7 @@ def _workers(answer: control.GetStatusResponse) -> Table:
     return table
 
 
-def _sequences(answer: control.GetStatusResponse) -> Table:
+def sequence_table(answer: pb.GetStatusResponse) -> Table:
     table = new_table(("sequence", "epoch", "prompt", "committed", "target", "draft", "mode"))
     for sequence in answer.sequences:
         table.add_row(
@@ -136,9 +137,9 @@ def _sequences(answer: control.GetStatusResponse) -> Table:
     return table
 
 
-def _state(worker: control.WorkerStatus) -> str:
-    return control.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+def _state(worker: pb.WorkerStatus) -> str:
+    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
 
 
-def _role(worker: control.WorkerStatus) -> str:
+def _role(worker: pb.WorkerStatus) -> str:
     return WorkerRole.Name(worker.identity.role).removeprefix("WORKER_ROLE_").lower()

@@ -7,7 +7,7 @@ import secrets
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,8 @@ from pydantic import SecretStr
 
 from services.child import ChildSpec
 from services.logs import LAUNCHED_VARIABLE
+from services.pools.placement import RayOptions, Reservation
+from services.pools.worker import WorkerSpec
 from services.settings import DraftSettings, SchedulerSettings, ServingSettings, TargetSettings, UpSettings, load
 from services.settings.kinds import MAX_SOCKET_PATH
 from services.settings.loading import ENV_PREFIX, Loaded
@@ -74,6 +76,7 @@ class Deployment:
     drafts: tuple[DraftSettings, ...]
     target_command: str | None = None
     draft_command: str | None = None
+    ray: RayOptions | None = None
 
     @property
     def address(self) -> str:
@@ -94,22 +97,22 @@ class Deployment:
             names += [draft.model for draft in self.drafts if draft.model is not None and draft.drafter == "model"]
         return tuple(dict.fromkeys(names))
 
-    def children(self) -> tuple[ChildSpec, ...]:
-        """Writes the settings files and says what to start."""
-        specs = [self._child(SCHEDULER, self.scheduler, None)]
-        specs += [self._child(target.worker_id, target, self.target_command) for target in self.targets]
-        specs += [self._child(draft.worker_id, draft, self.draft_command) for draft in self.drafts]
-        return tuple(specs)
+    @property
+    def workers(self) -> tuple[WorkerSpec, ...]:
+        targets = [WorkerSpec(target, self.target_command) for target in self.targets]
+        return (*targets, *(WorkerSpec(draft, self.draft_command) for draft in self.drafts))
 
-    def _child(self, name: str, settings: ServingSettings, command: str | None) -> ChildSpec:
-        config = self.folder / f"{name}.yaml"
-        write_settings(config, settings)
-        listen = getattr(settings, "listen", "")
-        if command is None:
-            words = [sys.executable, "-m", "services.cli.main", settings.section, "--config", str(config)]
-        else:
-            words = [word.replace("{config}", str(config)).replace("{listen}", listen) for word in shlex.split(command)]
-        return ChildSpec(name, tuple(words), child_environment(settings))
+
+def child_spec(folder: Path, name: str, settings: ServingSettings, command: str | None = None) -> ChildSpec:
+    """Writes the settings into `folder` and says how to start the process that reads them."""
+    config = folder / f"{name}.yaml"
+    write_settings(config, settings)
+    listen = getattr(settings, "listen", "")
+    if command is None:
+        words = [sys.executable, "-m", "services.cli.main", settings.section, "--config", str(config)]
+    else:
+        words = [word.replace("{config}", str(config)).replace("{listen}", listen) for word in shlex.split(command)]
+    return ChildSpec(name, tuple(words), child_environment(settings))
 
 
 def private_folder() -> Path:
@@ -137,20 +140,51 @@ def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, ports: Port
             update={
                 **shared,
                 "log_level": up.settings.log_level,
+                "log_format": up.settings.log_format,
                 "redis_url": roles.scheduler.settings.redis_url,
                 "redis_socket": folder / "redis.sock",
                 "grpc_host": requested_address(up, roles, Api.GRPC)[0],
                 "grpc_port": ports.grpc,
                 "http_host": requested_address(up, roles, Api.HTTP)[0],
                 "http_port": ports.http,
-                "targets": (*(worker.listen for worker in targets), *scheduler.targets),
-                "drafters": (*(worker.listen for worker in drafts), *scheduler.drafters),
+                **_known_workers(up.settings, scheduler, targets, drafts),
             }
         ),
         targets=targets,
         drafts=drafts,
         target_command=up.settings.target_command,
         draft_command=up.settings.draft_command,
+        ray=_ray_options(up.settings, roles) if up.settings.pool == "ray" else None,
+    )
+
+
+def _known_workers(
+    up: UpSettings,
+    scheduler: SchedulerSettings,
+    targets: Sequence[TargetSettings],
+    drafts: Sequence[DraftSettings],
+) -> dict[str, Any]:
+    """Those of a local pool stay where they are; actors of Ray come and go, and the scheduler finds their leases."""
+    if up.pool == "ray":
+        return {}
+    return {
+        "targets": (*(worker.listen for worker in targets), *scheduler.targets),
+        "drafters": (*(worker.listen for worker in drafts), *scheduler.drafters),
+    }
+
+
+def _ray_options(up: UpSettings, roles: RoleOverrides) -> RayOptions:
+    """Raises StartError if workers on other machines could not be found."""
+    if up.ray_address is not None and roles.scheduler.settings.redis_url is None:
+        raise StartError(
+            "pool ray with ray_address needs a Redis that every node reaches: name it with --redis-url",
+            ExitCode.WRONG_USE,
+        )
+    target, draft = roles.target.settings, roles.draft.settings
+    return RayOptions(
+        address=up.ray_address,
+        target=Reservation.of(target, up.target_gpus, up.ray_address is not None),
+        draft=Reservation.of(draft, up.draft_gpus, up.ray_address is not None),
     )
 
 
@@ -222,6 +256,8 @@ def _drafts(
     if kind == "model" and model is None and not up.settings.draft_command:
         raise StartError("drafter `model` needs a model: name it with --draft-model", ExitCode.WRONG_USE)
     update = {**shared, **_worker_update(up, roles.draft), "drafter": kind, "model": model if kind == "model" else None}
+    if up.settings.draft_quantization is not None:
+        update["quantization"] = up.settings.draft_quantization
     return tuple(own.model_copy(update={**update, **_place(folder, "draft", i)}) for i in range(up.settings.drafts))
 
 
@@ -240,7 +276,11 @@ def _worker_update(up: Loaded[UpSettings], role: Loaded[TargetSettings] | Loaded
     models = settings.targets + (settings.drafts if settings.drafter_kind == "model" else 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = settings.threads or role.settings.threads or cores
-    update: dict[str, Any] = {"threads": threads, "log_level": settings.log_level}
+    update: dict[str, Any] = {
+        "threads": threads,
+        "log_level": settings.log_level,
+        "log_format": settings.log_format,
+    }
     if role.settings.cpu_turns is None:
         update["cpu_turns"] = models > 1 and models * threads > cores and role.settings.device == "cpu"
     if settings.dtype is not None:

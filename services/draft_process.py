@@ -39,20 +39,25 @@ def run_draft(settings: DraftSettings) -> int:
     built = build_model(settings) if settings.drafter == "model" else build_ngram(settings)
 
     from draft_worker.worker import DraftWorker
+    from services.metrics import role_metrics
+    from services.telemetry.metrics_process import watch_draft, worker_metrics
     from services.worker_lease import make_lease
     from services.worker_process import serve_draft
 
-    worker = DraftWorker(settings.draft_config(), built.drafter, built.identity, built.make_mask)
-    return serve(
-        serve_draft(
-            worker,
-            settings.listen,
-            tokenizer_json=built.tokenizer_json,
-            on_ready=say_serving,
-            lease=make_lease(settings, worker),
-            options=serve_options(settings, settings.listen),
+    metrics = role_metrics("draft")
+    worker = DraftWorker(settings.draft_config(), built.drafter, built.identity, built.make_mask, metrics)
+    watch_draft(metrics, worker.load, built.identity)
+    with worker_metrics(metrics, settings, "draft", settings.worker_id):
+        return serve(
+            serve_draft(
+                worker,
+                settings.listen,
+                tokenizer_json=built.tokenizer_json,
+                on_ready=say_serving,
+                lease=make_lease(settings, worker),
+                options=serve_options(settings, settings.listen),
+            )
         )
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def build_model(settings: DraftSettings) -> Built:
         raise StartError(f"{folder} has no tokenizer that can be read: {error}") from error
     start = time.monotonic()
     log.info("loading %s from %s", name, folder)
-    model = load_model(settings, folder, DRAFT_PATIENCE)
+    model = load_model(settings, folder, DRAFT_PATIENCE, drafts=True, quantization=settings.quantization)
     log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
     drafter = ModelDrafter(model)
     identity = model_identity(settings.worker_id, Role.DRAFT, name, model, digest)

@@ -45,7 +45,7 @@ def prepare(settings: WorkerSettings, role: str) -> None:
 def start_logging(settings: ServingSettings, role: str) -> None:
     """Raises StartError if log_dir cannot be written."""
     try:
-        logs.configure(role, settings.log_level, settings.log_dir)
+        logs.configure(role, logs.LogConfig.of(settings, getattr(settings, "worker_id", "")))
     except OSError as error:
         raise StartError(f"cannot write to log_dir {settings.log_dir}: {error.strerror}") from error
 
@@ -85,8 +85,8 @@ def served_name(name: str, folder: Path) -> str:
     return path.stem if path.suffix == ".gguf" else folder.name
 
 
-def load_model(settings: WorkerSettings, folder: Path, patience: float) -> LanguageModel:
-    """The model in `folder`. Imports torch. Raises StartError."""
+def load_model(settings: WorkerSettings, folder: Path, patience: float, **choices: Any) -> LanguageModel:
+    """The model in `folder`. choices: more for `specdec.engine.loading.load`. Imports torch. Raises StartError."""
     from transformers.utils import logging as transformers_logging
 
     from specdec.engine.errors import ModelRefused
@@ -101,6 +101,7 @@ def load_model(settings: WorkerSettings, folder: Path, patience: float) -> Langu
             kv_memory=settings.kv_memory,
             device=settings.device,
             max_context=settings.max_context,
+            **choices,
         )
     except (ModelRefused, InvalidTokenizer, ValueError) as error:
         raise StartError(str(error)) from error
@@ -162,7 +163,6 @@ def refuse_exposed(listen: str, settings: ServingSettings) -> None:
             "give --tls-cert and --tls-key, or --allow-unauthenticated",
             ExitCode.WRONG_USE,
         )
-        )
 
 
 def refuse_wildcard(settings: TargetSettings | DraftSettings) -> None:
@@ -175,6 +175,7 @@ def refuse_wildcard(settings: TargetSettings | DraftSettings) -> None:
             f"{name} is {advertised}, which schedulers on other machines cannot reach: give --advertise HOST:PORT, "
             "the address of this worker as they see it",
             ExitCode.WRONG_USE,
+        )
 
 
 def _is_loopback(host: str) -> bool:

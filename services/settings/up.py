@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from services.settings.base import RoleSettings
 from services.settings.scheduler import DEFAULT_HTTP_PORT, DEFAULT_PORT
-from services.settings.workers import DEFAULT_MODEL, DrafterKind, Dtype
+from services.settings.workers import DEFAULT_MODEL, DrafterKind, Dtype, Quantization
+
+PoolKind = Literal["local", "ray"]
 
 
 class UpSettings(RoleSettings):
@@ -24,6 +26,9 @@ class UpSettings(RoleSettings):
     targets: int = Field(1, ge=1, le=64, description="Target workers to start.")
     drafts: int = Field(1, ge=0, le=64, description="Draft workers to start; 0: plain decoding only.")
     dtype: Dtype | None = Field(None, description="dtype of both roles; none: that of each role's section.")
+    draft_quantization: Quantization | None = Field(
+        None, description="Weights of the draft model: auto, none or int4; none given: that of the draft section."
+    )
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads of each worker; none: all cores, taking turns where needed."
     )
@@ -39,6 +44,14 @@ class UpSettings(RoleSettings):
         description="Command to run as target worker; {config} stands for its settings file, {listen} for its address.",
     )
     draft_command: str | None = Field(None, min_length=1, description="The same for draft workers.")
+    pool: PoolKind = Field("local", description="Where workers run: local (processes here) or ray (actors of Ray).")
+    ray_address: str | None = Field(
+        None, min_length=1, description="Ray cluster to join, HOST:PORT or auto; none: one of its own on this machine."
+    )
+    target_gpus: float | None = Field(
+        None, ge=0, le=64, description="GPUs that Ray reserves for a target worker; none: 1 with device cuda, else 0."
+    )
+    draft_gpus: float | None = Field(None, ge=0, le=64, description="The same for a draft worker; may be a fraction.")
     start_timeout: float = Field(600.0, gt=0, le=86400, description="Seconds that the start may take.")
 
     @property

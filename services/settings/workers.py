@@ -17,6 +17,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 Dtype = Literal["auto", "bf16", "fp32"]
 DrafterKind = Literal["ngram", "model"]
+Quantization = Literal["auto", "none", "int4"]
 
 
 class WorkerSettings(ServingSettings):
@@ -28,6 +29,10 @@ class WorkerSettings(ServingSettings):
     kv_memory: Size | None = Field(None, ge=2**20, description="Memory for KV, e.g. 2GiB; none: 2 GiB on a CPU.")
     max_context: int | None = Field(None, ge=16, description="Longest log in tokens; none: the model's own limit.")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX.")
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="Host or address that metrics are served at.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port that serves metrics to Prometheus; 0: a free one; none: no port."
+    )
     cpu_turns: bool | None = Field(
         None,
         description="Take turns on the host's cores with its other workers; none: `outrider up` decides.",
@@ -73,6 +78,9 @@ class DraftSettings(WorkerSettings):
         default_factory=lambda: unique_name("draft"), min_length=1, description="Name of this worker; must be unique."
     )
     listen: Address = Field("127.0.0.1:50062", description="Where to serve: HOST:PORT or unix:/path.")
+    quantization: Quantization = Field(
+        "auto", description="Weights of the draft model: none, int4, or auto (int4 on a CPU in bf16)."
+    )
     ngram_max: int = Field(4, ge=1, le=64, description="Longest tail of the log that ngram looks up, in tokens.")
     ngram_min: int = Field(2, ge=1, le=64, description="Shortest tail of the log that ngram looks up, in tokens.")
     max_batch: int = Field(64, ge=1, le=4096, description="Sequences drafted together.")

@@ -113,13 +113,14 @@ class ModelDrafter:
         return job.draft_length > 0 and len(job.log) < self._model.context_length
 
     def _prefill(self, active: Sequence[_Chain]) -> None:
-        """Computes KV of all but the last known token of each sequence, in chunks shared by one forward."""
+        """Computes KV until at most a chunk of the known tokens is left, in chunks shared by one forward."""
         while True:
             segments: list[Segment] = []
             for chain in active:
-                missing = self._missing(chain)[:-1][: self._prefill_chunk]
-                if missing and self._reserve(chain.job.sequence_id, len(missing)):
-                    segments.append(Segment(chain.job.sequence_id, tuple(missing), num_logits=0))
+                missing = self._missing(chain)
+                chunk = missing[: self._prefill_chunk]
+                if len(missing) > len(chunk) and self._reserve(chain.job.sequence_id, len(chunk)):
+                    segments.append(Segment(chain.job.sequence_id, tuple(chunk), num_logits=0))
             if not segments:
                 return
             self._model.forward(segments)
@@ -127,12 +128,13 @@ class ModelDrafter:
                 self._keep(segment)
 
     def _extend(self, active: Sequence[_Chain]) -> list[_Chain]:
-        """One more candidate for each chain; returns those that want another."""
+        """One more candidate for each chain, from a forward over what is left of the known tokens; returns the chains
+        that want another."""
         ready: list[_Chain] = []
         segments: list[Segment] = []
         for chain in active:
             missing = self._missing(chain)
-            if len(missing) == 1 and self._reserve(chain.job.sequence_id, 1):
+            if len(missing) <= self._prefill_chunk and self._reserve(chain.job.sequence_id, len(missing)):
                 ready.append(chain)
                 segments.append(Segment(chain.job.sequence_id, tuple(missing)))
         if not segments:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from specdec.engine.layout import TILE, Layout, TileGroup
+from specdec.engine.layout import Layout, TileGroup
 
 ATTENTION_NAME = "outrider_paged"
 
@@ -23,8 +23,8 @@ TileAttention = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, "float | None"],
     torch.Tensor,
 ]
-"""(query [tiles, kv_heads, TILE * group, dim], key [tiles, kv_heads, keys, dim], value likewise, additive mask
-[tiles, 1, TILE * group, keys], scaling, softcap) -> [tiles, kv_heads, TILE * group, dim]. The query heads of a KV group
+"""(query [tiles, kv_heads, tile_size * group, dim], key [tiles, kv_heads, keys, dim], value likewise, additive mask
+[tiles, 1, tile_size * group, keys], scaling, softcap) -> shape of query. The query heads of a KV group
 are folded into the query axis. Each tile's bits must depend on that tile alone."""
 
 
@@ -114,10 +114,10 @@ class PagedForward:
         softcap: float | None,
         fold: int,
     ) -> torch.Tensor:
-        """Output of the group's places, [tiles * TILE, heads, dim]."""
-        tiles, (_, kv_heads, dim) = group.positions.shape[0], keys.shape
-        query = rows.index_select(0, group.rows).view(tiles, TILE, kv_heads, fold, dim)
-        query = query.transpose(1, 2).reshape(tiles, kv_heads, TILE * fold, dim)
+        """Output of the group's places, [tiles * tile_size, heads, dim]."""
+        (tiles, tile_size), (_, kv_heads, dim) = group.positions.shape, keys.shape
+        query = rows.index_select(0, group.rows).view(tiles, tile_size, kv_heads, fold, dim)
+        query = query.transpose(1, 2).reshape(tiles, kv_heads, tile_size * fold, dim)
         output = self.attend(
             query,
             _gather(keys, group, tiles),
@@ -126,11 +126,11 @@ class PagedForward:
             scaling,
             softcap,
         )
-        output = output.reshape(tiles, kv_heads, TILE, fold, dim).transpose(1, 2)
-        return output.reshape(tiles * TILE, kv_heads * fold, dim)
+        output = output.reshape(tiles, kv_heads, tile_size, fold, dim).transpose(1, 2)
+        return output.reshape(tiles * tile_size, kv_heads * fold, dim)
 
     def _mask(self, index: int, group: TileGroup, window: int | None, fold: int, dtype: torch.dtype) -> torch.Tensor:
-        """Additive [tiles, 1, TILE * fold, keys]: a row sees keys up to itself, at most `window` of them."""
+        """Additive [tiles, 1, tile_size * fold, keys]: a row sees keys up to itself, at most `window` of them."""
         mask = self._masks.get((index, window, fold))
         if mask is None:
             position = group.positions.repeat_interleave(fold, dim=1)[:, None, :, None]

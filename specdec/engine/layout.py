@@ -7,6 +7,8 @@ order of summation by shape, so every shape that a row meets is a function of it
 - attention runs in *tiles* of 8 query positions, aligned to the absolute position, each with its own row of a batch;
 - a tile's keys are padded to a multiple of 64 up to 512 and of 512 beyond;
 - a tree row reads a gather of its own path in order, so it sees what a chain would see.
+
+That is *exact* packing, which a target needs. A drafter may be packed loosely: nothing is padded that would only cost.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ ZERO_SLOT = 0
 TRASH_SLOT = 1
 """Takes the KV of padding rows, never read."""
 
+FEW_ROWS = 2
+"""Up to so many rows of a sequence in one forward a tile of one position is the cheapest."""
 SHARED_TILES = 3
 """From so many tiles over the same keys on, they are gathered once and shared; fewer are batched with others."""
 KEYS_PER_CALL = 2**17
@@ -39,8 +43,8 @@ KEYS_PER_CALL = 2**17
 Ints = NDArray[np.int64]
 
 
-def padded_rows(count: int) -> int:
-    return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
+def padded_rows(count: int, exact: bool = True) -> int:
+    return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE) if exact else max(count, 1)
 
 
 def padded_keys(count: int) -> int:
@@ -71,8 +75,8 @@ class TileGroup:
     """Tiles of one padded key length, computed in one call. Either each has its own keys or all share one gather."""
 
     key_slots: torch.Tensor  # [tiles or 1, keys], int64
-    positions: torch.Tensor  # [tiles, TILE], int64; 0 where a tile's place has no row
-    rows: torch.Tensor  # [tiles * TILE], int64; packed row of each place, 0 where there is none
+    positions: torch.Tensor  # [tiles, tile_size], int64; 0 where a tile's place has no row
+    rows: torch.Tensor  # [tiles * tile_size], int64; packed row of each place, 0 where there is none
 
     @property
     def shares_keys(self) -> bool:
@@ -90,10 +94,13 @@ class Layout:
     place_of_row: torch.Tensor  # [T]; index into the places of all tiles of all groups, in order
 
 
-def pack(sequences: Sequence[SequenceRows], device: torch.device) -> Layout:
-    """Packs the sequences' rows in order; sequence s starts at the sum of the row counts before it."""
+def pack(sequences: Sequence[SequenceRows], device: torch.device, exact: bool = True) -> Layout:
+    """Packs the sequences' rows in order; sequence s starts at the sum of the row counts before it. exact: no row's
+    bits depend on what it is packed with."""
     count = sum(len(s.token_ids) for s in sequences)
-    token_ids = np.zeros(padded_rows(count), np.int64)
+    few = max(len(s.token_ids) for s in sequences) <= FEW_ROWS
+    tile_size = 1 if few and not exact else TILE
+    token_ids = np.zeros(padded_rows(count, exact), np.int64)
     positions = np.zeros_like(token_ids)
     write_slots = np.full_like(token_ids, TRASH_SLOT)
     paths: list[_Path] = []
@@ -103,9 +110,9 @@ def pack(sequences: Sequence[SequenceRows], device: torch.device) -> Layout:
         token_ids[first:end] = sequence.token_ids
         positions[first:end] = sequence.start + _depths(sequence)
         write_slots[first:end] = sequence.slots[sequence.start : sequence.start + end - first]
-        paths += _paths(sequence, first)
+        paths += _paths(sequence, first, tile_size)
         first = end
-    groups = [_group(paths_of_call) for paths_of_call in _calls(paths)]
+    groups = [_group(paths_of_call, tile_size) for paths_of_call in _calls(paths)]
     return Layout(
         token_ids=torch.from_numpy(token_ids).to(device)[None],
         positions=torch.from_numpy(positions).to(device)[None],
@@ -128,7 +135,7 @@ def _depths(sequence: SequenceRows) -> Ints:
     return np.array(depths, np.int64)
 
 
-def _paths(sequence: SequenceRows, first_row: int) -> list[_Path]:
+def _paths(sequence: SequenceRows, first_row: int, tile_size: int) -> list[_Path]:
     """The sequence's rows as paths from the root, each row on exactly one of them, split by padded key length."""
     count = len(sequence.token_ids)
     if is_chain(sequence.parents):
@@ -140,8 +147,8 @@ def _paths(sequence: SequenceRows, first_row: int) -> list[_Path]:
         slots = np.concatenate((sequence.slots[: sequence.start], sequence.slots[sequence.start + np.array(nodes)]))
         by_keys: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
         for depth in range(new_from, len(nodes)):
-            tile, place = divmod(sequence.start + depth, TILE)
-            by_keys[padded_keys((tile + 1) * TILE)][tile].append((place, first_row + nodes[depth]))
+            tile, place = divmod(sequence.start + depth, tile_size)
+            by_keys[padded_keys((tile + 1) * tile_size)][tile].append((place, first_row + nodes[depth]))
         paths += [_Path(_padded(slots, keys), dict(tiles)) for keys, tiles in by_keys.items()]
     return paths
 
@@ -184,14 +191,14 @@ def _calls(paths: Sequence[_Path]) -> list[list[_Path]]:
     return calls
 
 
-def _group(paths: Sequence[_Path]) -> tuple[Ints, Ints, Ints]:
+def _group(paths: Sequence[_Path], tile_size: int) -> tuple[Ints, Ints, Ints]:
     """(key_slots, positions, rows) of a `TileGroup`; rows is -1 where a place has none."""
     tiles = [tile for path in paths for tile in path.tiles.items()]
-    positions = np.zeros((len(tiles), TILE), np.int64)
-    rows = np.full((len(tiles), TILE), -1, np.int64)
+    positions = np.zeros((len(tiles), tile_size), np.int64)
+    rows = np.full((len(tiles), tile_size), -1, np.int64)
     for i, (tile, members) in enumerate(tiles):
         for place, row in members:
-            positions[i, place] = tile * TILE + place
+            positions[i, place] = tile * tile_size + place
             rows[i, place] = row
     return np.stack([path.key_slots for path in paths]), positions, rows.ravel()
 

@@ -11,6 +11,7 @@ import torch
 from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
+from specdec.engine.int4_linear import round_linears
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner
 from specdec.engine.self_test import self_test as run_self_test
@@ -32,13 +33,16 @@ def load(
     device: str = "cpu",
     max_context: int | None = None,
     vocabulary_size: int | None = None,
+    drafts: bool = False,
+    quantization: str = "none",
     self_test: bool = True,
 ) -> ModelRunner:
     """A runner for the model in `folder` (safetensors, or one GGUF file; the path of a GGUF file does too).
 
     kv_memory: bytes of KV (default 2 GiB). max_context: tokens of prompt and answer at most (default: the model's).
-    vocabulary_size: real ids (default: what the folder's tokenizer says). self_test: only tests of other things may
-    switch it off. Raises `ModelRefused`, and ValueError for a device or dtype that is not there.
+    vocabulary_size: real ids (default: what the folder's tokenizer says). drafts: for a drafter, whose rows may depend
+    on the rows beside them. quantization: none, int4, or auto (int4 for a drafter on a CPU in bf16). self_test: only
+    tests of other things may switch it off. Raises `ModelRefused`, and ValueError for a device or dtype that is not there.
     """
     check_device(device)
     if threads is not None:
@@ -46,6 +50,9 @@ def load(
     name = folder.stem if folder.suffix == ".gguf" else folder.name
     torch_dtype = resolve_dtype(dtype, device)
     model = read_model(folder, torch_dtype).to(device).eval()
+    rounded = drafts and quantization != "none" and round_linears(model) > 0
+    if quantization == "int4" and not rounded:
+        raise ValueError(f"quantization is int4, which needs a drafter in bf16 on a CPU, not {dtype} on {device}")
     pack_linears(model)
     runner = build_runner(
         model,
@@ -54,7 +61,10 @@ def load(
         kv_memory=kv_memory or DEFAULT_KV_MEMORY,
         implementation=attention,
         max_context=max_context,
+        exact=not drafts,
     )
+    if rounded:
+        runner.dtype = "int4"
     if self_test:
         run_self_test(runner)
     return runner
@@ -126,6 +136,7 @@ def build_runner(
     kv_memory: int = DEFAULT_KV_MEMORY,
     implementation: str = "sdpa",
     max_context: int | None = None,
+    exact: bool = True,
 ) -> ModelRunner:
     """A runner around a model that is in memory already. Raises `ModelRefused`."""
     if implementation not in attention_seam.IMPLEMENTATIONS:
@@ -161,4 +172,5 @@ def build_runner(
         kv_blocks=blocks,
         page_size=page_size,
         implementation=implementation,
+        exact=exact,
     )

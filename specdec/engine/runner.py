@@ -76,7 +76,9 @@ class ModelRunner:
         kv_blocks: int,
         page_size: int = PAGE_SIZE_CPU,
         implementation: str = "sdpa",
+        exact: bool = True,
     ) -> None:
+        """exact: a row's bits depend on its own sequence alone, as a target's must."""
         self.name = name
         self.vocabulary_size = vocabulary_size
         self.context_length = context_length
@@ -84,6 +86,7 @@ class ModelRunner:
         self._device: torch.device = model.device
         self.device = str(model.device)
         self.dtype = str(model.dtype).removeprefix("torch.")
+        self.exact = exact
         self._attend = attention.IMPLEMENTATIONS[implementation]
         self._pool = BlockPool(kv_blocks, page_size)
         shape = KvShape.of(model.config.get_text_config(), model.dtype)
@@ -157,7 +160,7 @@ class ModelRunner:
         for sequence, segment in zip(sequences, segments, strict=True):
             _check_room(sequence, segment)
             sequence.segment = None
-        layout = pack([_rows_of(*pair) for pair in zip(sequences, segments, strict=True)], self._device)
+        layout = pack([_rows_of(*pair) for pair in zip(sequences, segments, strict=True)], self._device, self.exact)
         logits = self._run(attention.PagedForward(layout, self._kv, self._attend), _wanted_rows(segments))
         for sequence, segment in zip(sequences, segments, strict=True):
             sequence.segment = segment
@@ -168,7 +171,7 @@ class ModelRunner:
         """Logits of the wanted rows, float32, [wanted, vocabulary_size]."""
         layout = forward.layout
         # The output layer is padded too: its bits depend on its row count like any other.
-        padded = wanted + [0] * (padded_rows(len(wanted)) - len(wanted))
+        padded = wanted + [0] * (padded_rows(len(wanted), self.exact) - len(wanted))
         with attention.running(forward):
             output = self.model(
                 input_ids=layout.token_ids,

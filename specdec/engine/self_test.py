@@ -169,7 +169,8 @@ def check_weights(runner: ModelRunner) -> None:
     rows = _guarded(lambda: list(_probe(runner, probe)))
     for row, stock in _with_stock(runner, rows):
         _compare(row.logits, stock, torch.finfo(runner.model.dtype).eps)
-    _check_neighbours(runner, probe)
+    if runner.exact:
+        _check_neighbours(runner, probe)
 
 
 def _compare(logits: torch.Tensor, stock: torch.Tensor, rounding: float) -> None:

@@ -42,7 +42,8 @@ def load(
     kv_memory: bytes of KV (default 2 GiB). max_context: tokens of prompt and answer at most (default: the model's).
     vocabulary_size: real ids (default: what the folder's tokenizer says). drafts: for a drafter, whose rows may depend
     on the rows beside them. quantization: none, int4, or auto (int4 for a drafter on a CPU in bf16). self_test: only
-    tests of other things may switch it off. Raises `ModelRefused`, and ValueError for a device or dtype that is not there.
+    tests of other things may switch it off. Raises `ModelRefused`, and ValueError for a device or dtype that is
+    not there.
     """
     check_device(device)
     if threads is not None:

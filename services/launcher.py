@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outrider.v1 import control_service_pb2 as control
-from services.deployment import SCHEDULER, Api, Deployment
+from services.deployment import SCHEDULER, Api, Deployment, child_spec
 from services.output import LAUNCHER, Output
+from services.pools.local import LocalPool
+from services.pools.pool import Pool
 from services.start_error import ExitCode, StartError
 from services.status_probe import StatusProbe
 from services.supervisor import ChildFailed, Supervisor
@@ -90,24 +92,42 @@ class Launcher:
     async def run(self, session: Session | None = None) -> ExitCode:
         """Until `session` is over, or without one until it is interrupted. Raises StartError if the start fails."""
         supervisor = Supervisor(self.deployment.folder, self._output.line, self._output.say)
+        pool = self._make_pool(supervisor)
         interrupts = Interrupts(asyncio.Event())
+
+        def kill() -> None:
+            pool.kill()
+            supervisor.kill()
+
         try:
-            with interrupts.handled(supervisor.kill):
+            with interrupts.handled(kill):
                 try:
-                    await _first(self._serve(supervisor, session), interrupts.first)
+                    await _first(self._serve(supervisor, pool, session), interrupts.first)
                 finally:
-                    await self._stop(supervisor, interrupts.first.is_set())
+                    await self._stop(supervisor, pool, interrupts.first.is_set())
+                    await pool.close()
         finally:
             supervisor.close()
         if interrupts.forced or (interrupts.first.is_set() and session is not None):
             return ExitCode.INTERRUPTED
         return ExitCode.OK
 
-    async def _serve(self, supervisor: Supervisor, session: Session | None) -> None:
+    def _make_pool(self, supervisor: Supervisor) -> Pool:
+        """Raises StartError if the extra that it needs is not installed."""
+        if self.deployment.ray is None:
+            return LocalPool(supervisor, self.deployment.folder)
+        from services.pools.ray_pool import RayPool  # imported late: `ray` is an extra
+
+        return RayPool(self.deployment.ray, self.deployment.folder, self._output.line, self._output.say)
+
+    async def _serve(self, supervisor: Supervisor, pool: Pool, session: Session | None) -> None:
         self._say_start()
-        supervisor.start(self.deployment.children())
-        await self._wait_ready(supervisor)
+        deployment = self.deployment
+        supervisor.start([child_spec(deployment.folder, SCHEDULER, deployment.scheduler)])
+        await pool.start(deployment.workers)
+        await self._wait_ready({supervisor.failure, pool.failure})
         supervisor.settle()
+        pool.settle()
         address = self.deployment.address
         self._output.say(LAUNCHER, f"OpenAI API at {self.deployment.base_url}")
         self._output.say(LAUNCHER, f"ready at {address} after {self._elapsed()}")
@@ -116,16 +136,18 @@ class Launcher:
         else:
             await asyncio.Event().wait()
 
-    async def _wait_ready(self, supervisor: Supervisor) -> None:
+    async def _wait_ready(self, failures: Set[asyncio.Future[None]]) -> None:
         settings = self.deployment.scheduler
         tls_ca = (settings.tls_ca or settings.tls_cert) if settings.tls_cert else None
         async with StatusProbe(self.deployment.address, settings.api_keys, tls_ca) as probe:
             try:
                 async with asyncio.timeout(self._start_timeout):
                     while not self._all_ready(await probe.ask()):
-                        await asyncio.wait([supervisor.failure], timeout=POLL_SECONDS)
-                        if supervisor.failure.done():
-                            supervisor.failure.result()
+                        failed, _ = await asyncio.wait(
+                            failures, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                        )
+                        for failure in failed:
+                            failure.result()
             except ChildFailed as error:
                 raise StartError(error.complaint or str(error), _exit_code(error)) from None
             except TimeoutError:
@@ -160,11 +182,13 @@ class Launcher:
         for draft in self.deployment.drafts:
             self._output.say(draft.worker_id, f"loading {draft.model or draft.drafter}")
 
-    async def _stop(self, supervisor: Supervisor, drain: bool) -> None:
+    async def _stop(self, supervisor: Supervisor, pool: Pool, drain: bool) -> None:
         seconds = self.deployment.scheduler.drain_timeout + EXTRA_SECONDS if drain else WORKER_SECONDS
         if drain:
             self._output.say(LAUNCHER, "draining; Ctrl-C again ends at once")
-        await supervisor.stop([((SCHEDULER,), seconds), (tuple(self._names.values()), WORKER_SECONDS)])
+        await supervisor.end([SCHEDULER], seconds)
+        await pool.stop(WORKER_SECONDS)
+        await supervisor.stop(())
 
     def _elapsed(self) -> str:
         return f"{time.monotonic() - self._started:.1f} s"

@@ -85,6 +85,7 @@ class Supervisor:
         self._delays: dict[str, float] = {}
         self._restarts: dict[str, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
+        self._leaving: set[str] = set()
         self._stopping = False
         self._settled = False
         self._guard = Guard(folder)
@@ -96,6 +97,7 @@ class Supervisor:
 
     def start(self, specs: Sequence[ChildSpec]) -> None:
         for spec in specs:
+            self._leaving.discard(spec.name)
             self._start(spec)
 
     def settle(self) -> None:
@@ -103,16 +105,24 @@ class Supervisor:
         self._settled = True
         self.failure.cancel()
 
+    async def end(self, names: Sequence[str], seconds: float) -> None:
+        """Ends the named children for good: SIGTERM, so many seconds to drain, SIGKILL."""
+        self._leaving.update(names)
+        for name in names:
+            if handle := self._restarts.pop(name, None):
+                handle.cancel()
+        self._signal(names, signal.SIGTERM)
+        if not await self._ended(names, seconds):
+            self._signal(names, signal.SIGKILL)
+            await self._ended(names, KILL_SECONDS)
+
     async def stop(self, stages: Sequence[tuple[Sequence[str], float]]) -> None:
-        """Ends the named children, stage by stage: SIGTERM, so many seconds to drain, SIGKILL. Then all others."""
+        """Ends the named children, stage by stage, as `end` does. Then all others."""
         self._stopping = True
         for handle in self._restarts.values():
             handle.cancel()
         for names, seconds in [*stages, (tuple(self._children), KILL_SECONDS)]:
-            self._signal(names, signal.SIGTERM)
-            if not await self._ended(names, seconds):
-                self._signal(names, signal.SIGKILL)
-                await self._ended(names, KILL_SECONDS)
+            await self.end(names, seconds)
 
     def kill(self) -> None:
         """Ends everything at once."""
@@ -141,7 +151,7 @@ class Supervisor:
         self._guard.remove(child.pid)
         self._children.pop(name, None)
         self._changed.set()
-        if self._stopping:
+        if self._stopping or name in self._leaving:
             return
         if not self._settled and code in _START_FAILURES:
             if not self.failure.done():

@@ -134,7 +134,7 @@ def normal(name: str) -> str:
         (["outrider"], []),
         (["scheduler"], []),
         (["specdec", "draft_worker", "target_worker"], ["service", "worker"]),
-        (["services"], ["service", "scheduler", "worker", "embedded"]),
+        (["services"], ["service", "scheduler", "worker", "embedded", "ray"]),
     ],
     ids=["sdk", "scheduler", "workers", "services"],
 )

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.deployment import Api, Ports, RoleOverrides, child_environment, plan, requested_address, write_settings
+from services.deployment import (
+    Api,
+    Ports,
+    RoleOverrides,
+    child_environment,
+    child_spec,
+    plan,
+    requested_address,
+    write_settings,
+)
 from services.settings import (
     DraftSettings,
     Origin,
@@ -209,7 +218,9 @@ def test_a_settings_file_of_a_child_reads_back_and_is_private(tmp_path: Path) ->
 
 def test_the_secret_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_SECRET", "hush-hush")
-    for child in plan(load(UpSettings), RoleOverrides.read(None), tmp_path, Ports(5, 6)).children():
+    deployment = plan(load(UpSettings), RoleOverrides.read(None), tmp_path, Ports(5, 6))
+    for settings in (deployment.scheduler, *(worker.settings for worker in deployment.workers)):
+        child = child_spec(tmp_path, "child", settings)
         assert "hush-hush" not in " ".join(child.command)
         assert "hush-hush" not in child.environment.values()
 

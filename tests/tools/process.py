@@ -6,7 +6,12 @@ import argparse
 import os
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
+from services.settings import WorkerSettings, load
+from services.worker_lease import Leased, make_lease
 from tools.table_law import TableLaw
 
 SECRET = b"a secret of the tests"
@@ -15,12 +20,24 @@ SECRET = b"a secret of the tests"
 def add_common_arguments(parser: argparse.ArgumentParser, worker_id: str) -> None:
     parser.add_argument("--listen", required=True, help="HOST:PORT or unix:PATH")
     parser.add_argument("--worker-id", default=worker_id)
+    parser.add_argument("--config", type=Path, help="settings file of the role: its name and its lease")
     parser.add_argument("--vocabulary-size", type=int, default=64)
     parser.add_argument("--order", type=int, default=3, help="tokens that the law looks back")
     parser.add_argument("--sharpness", type=float, default=8.0)
     parser.add_argument("--salt", default="table", help="another salt is another model")
     parser.add_argument("--context-length", type=int, default=512)
     parser.add_argument("--delay", type=float, default=0.0, help="seconds per forward or draft")
+
+
+def lease_of(
+    kind: type[WorkerSettings], options: argparse.Namespace
+) -> Callable[[Leased], Callable[[str], AbstractAsyncContextManager[object]] | None]:
+    """What makes the lease that the settings file asks for, if there is one; takes the worker's name from there."""
+    if options.config is None:
+        return lambda worker: None
+    settings = load(kind, options.config).settings
+    options.worker_id = getattr(settings, "worker_id")  # noqa: B009
+    return lambda worker: make_lease(settings, worker)
 
 
 def law_of(options: argparse.Namespace) -> TableLaw:

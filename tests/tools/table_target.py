@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from services.settings import TargetSettings
 from services.worker_process import ServeOptions, serve_target
 from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
 from tools.identities import target_identity, tokenizer_bundle
-from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, say_ready
+from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, lease_of, say_ready
 from tools.table_model import Fault, FaultKind, TableModel
 
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--fault", action="append", default=[], metavar="KIND:MARKER:LENGTH", type=_fault)
     parser.add_argument("--max-sequences", type=int, default=256)
     options = parser.parse_args()
+    make_lease = lease_of(TargetSettings, options)
     model = TableModel(
         law_of(options),
         name=options.model_name,
@@ -35,7 +37,16 @@ def main() -> None:
     bundle = tokenizer_bundle(identity, tuple(options.stop_token))
     end_with_starter()
     worker = TargetWorker(config, model, identity)
-    asyncio.run(serve_target(worker, bundle, options.listen, on_ready=say_ready, options=ServeOptions(grace=5.0)))
+    asyncio.run(
+        serve_target(
+            worker,
+            bundle,
+            options.listen,
+            on_ready=say_ready,
+            lease=make_lease(worker),
+            options=ServeOptions(grace=5.0),
+        )
+    )
 
 
 def _fault(text: str) -> Fault:

@@ -1,0 +1,126 @@
+"""What `outrider up` promises of its workers, whichever pool holds them: processes of this machine or actors of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outrider import AsyncClient
+from tools.up import DRAFT, ROOT, TARGET, Up, environment, outrider
+from tools.waiting import until
+
+BACK_SECONDS = 10.0
+CONCURRENT = 16
+MAX_TOKENS = 48
+DELAY = "--config {config} --delay 0.02"
+RAY_LIBRARY = "_raylet"
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def up(request: pytest.FixtureRequest) -> Iterator[Up]:
+    """One deployment for all tests; the last one ends it."""
+    with Up("--pool", request.param, target=f"{TARGET} {DELAY}", draft=f"{DRAFT} {DELAY}") as running:
+        running.wait_ready()
+        yield running
+
+
+async def answers(address: str, count: int = CONCURRENT) -> list[tuple[int, ...]]:
+    """Token ids of so many requests at once, each with a prompt and a seed of its own. Raises what a request raises."""
+    async with AsyncClient(address) as client:
+        requests = [client.complete(f"w{i + 1} w2", max_tokens=MAX_TOKENS, seed=i) for i in range(count)]
+        return [completion.token_ids for completion in await asyncio.gather(*requests)]
+
+
+def holder(up: Up, worker: str) -> psutil.Process:
+    """The process without which a worker cannot be: its actor, or itself."""
+    process = up.worker(worker)
+    parent = process.parent()
+    return parent if parent is not None and "WorkerActor" in " ".join(parent.cmdline()) else process
+
+
+def test_a_request_is_answered_with_speculation(up: Up) -> None:
+    result = outrider("generate", "w1 w2 w3", "--address", up.address, "--max-tokens", "12", "--temperature", "0")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) == 12
+    assert "mode speculative" in result.stderr
+
+
+async def test_sixteen_at_once_get_the_same_as_alone(up: Up) -> None:
+    together = await answers(up.address)
+    async with AsyncClient(up.address) as client:
+        for i in (0, CONCURRENT - 1):
+            alone = await client.complete(f"w{i + 1} w2", max_tokens=MAX_TOKENS, seed=i, speculation="off")
+            assert together[i] == alone.token_ids
+
+
+@pytest.mark.parametrize("worker", ["draft-1", "target-1"])
+@pytest.mark.parametrize("victim", ["holder", "process"])
+async def test_a_killed_worker_is_back_within_ten_seconds_and_no_request_fails(
+    up: Up, worker: str, victim: str
+) -> None:
+    before = await answers(up.address)
+    old = up.worker(worker)
+    running = asyncio.create_task(answers(up.address))
+    async with AsyncClient(up.address) as client:
+
+        async def loaded() -> bool:
+            return (await client.status()).active_sequences == CONCURRENT
+
+        await until(loaded, "all requests run")
+        (holder(up, worker) if victim == "holder" else old).kill()
+        start = time.monotonic()
+
+        async def back() -> bool:
+            states = [one.state for one in (await client.status()).workers if f"{worker}.sock" in one.address]
+            return states == ["ready"] and not old.is_running()
+
+        await until(back, f"{worker} is back", patience=BACK_SECONDS)
+    assert time.monotonic() - start < BACK_SECONDS
+    assert await running == before
+
+
+def test_no_process_that_sees_tokens_has_ray_loaded(up: Up) -> None:
+    family = up.family()
+    scheduler = next(process for process in family if "scheduler" in process.cmdline())
+    for process in (scheduler, up.worker("target-1"), up.worker("draft-1")):
+        assert not any(RAY_LIBRARY in area.path for area in process.memory_maps())
+    assert any(RAY_LIBRARY in area.path for area in psutil.Process(up.process.pid).memory_maps()) == any(
+        "raylet" in process.name() for process in family
+    )
+
+
+def test_ctrl_c_drains_and_leaves_nothing_behind(up: Up) -> None:
+    family, folder = up.family(), up.folder()
+    command = [sys.executable, "-m", "services.cli.main", "generate", "w1", "--address", up.address]
+    with subprocess.Popen(
+        [*command, "--max-tokens", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    ) as asking:
+        assert asking.stdout is not None
+        first = asking.stdout.read(1)
+        up.process.send_signal(signal.SIGTERM)
+        up.wait_for("draining 1 sequences")
+        rest, _ = asking.communicate(timeout=30)
+    assert (asking.returncode, len((first + rest).split())) == (0, 60)
+    assert up.end() == 0
+    _gone(family, folder)
+
+
+def _gone(family: list[psutil.Process], folder: Path) -> None:
+    _, alive = psutil.wait_procs(family, timeout=5.0)
+    for process in alive:
+        process.kill()
+    assert [process.name() for process in alive] == []
+    assert not folder.exists()

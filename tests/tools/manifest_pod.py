@@ -183,7 +183,7 @@ class Container:
         self._log = folder / f"{self.name}.log"
         self._pre_stop: Json = spec.get("lifecycle", {}).get("preStop", {})
         kinds = ("startup", "readiness", "liveness")
-        self._probes = {
+        self.probes = {
             kind: read_probe(spec[f"{kind}Probe"], ip, self.ports, self.run_once)
             for kind in kinds
             if f"{kind}Probe" in spec
@@ -252,12 +252,12 @@ class Container:
 
     async def _probe(self) -> None:
         """Returns when the process must be started again."""
-        if "startup" in self._probes and not await self._ask("startup", until=True):
+        if "startup" in self.probes and not await self._ask("startup", until=True):
             return
-        self.ready = "readiness" not in self._probes
+        self.ready = "readiness" not in self.probes
         following = asyncio.create_task(self._follow_readiness())
         try:
-            if "liveness" not in self._probes:
+            if "liveness" not in self.probes:
                 await following
             await self._ask("liveness", until=False)
         finally:
@@ -266,7 +266,7 @@ class Container:
 
     async def _ask(self, kind: str, until: bool) -> bool:
         """`until` it succeeds (True), or until it fails too often (False)."""
-        probe, failures = self._probes[kind], 0
+        probe, failures = self.probes[kind], 0
         await asyncio.sleep(probe.delay)
         while failures < probe.failure_threshold:
             if await probe.holds():
@@ -280,7 +280,7 @@ class Container:
         return False
 
     async def _follow_readiness(self) -> None:
-        probe, failures = self._probes.get("readiness"), 0
+        probe, failures = self.probes.get("readiness"), 0
         if probe is None:
             await asyncio.Event().wait()
             return

@@ -179,6 +179,9 @@ METADATA_UP = Metric(
     kind=Kind.GAUGE,
 )
 
+GAUGES = (REQUESTS_RUNNING, REQUESTS_WAITING, SEQUENCES, WORKERS, DRAFT_LINK_TIME)
+"""What `Scheduler.gauges` reads."""
+
 METRICS = (
     NUM_DRAFTS,
     NUM_DRAFT_TOKENS,

@@ -26,6 +26,7 @@ from scheduler.errors import (
 )
 from scheduler.links import LinkError
 from services.codec import InvalidMessage, encode_duration
+from services.log_fields import PRIVATE
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     """Ends the call with the status of `error`. What the caller may not see is logged here."""
     kind = classify(error)
     if not kind.public:
-        log.error("call failed", exc_info=error)
+        log.error("call failed", exc_info=error, extra={PRIVATE: True})
     status = to_status(error)
     metadata = ((DETAILS_KEY, status.SerializeToString()),)
     await context.abort(kind.code, status.message, metadata)

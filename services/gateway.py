@@ -6,6 +6,7 @@ gRPC and HTTP share it. It holds no model files: the tokenizer comes from a targ
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -29,6 +30,8 @@ from specdec.grammar import InvalidGrammar
 from specdec.messages import Identity, TokenizerBundle
 from specdec.params import AcceptRule, Grammar, LogprobsOf, Report, StopConditions
 from specdec.seeds import choice_seed
+
+log = logging.getLogger(__name__)
 
 UNKNOWN_CONTEXT = 2**31 - 1
 
@@ -67,17 +70,20 @@ class _Prepared:
 
 
 class Gateway:
-    """Used from one event loop. accept_rule: of requests that name none. check_grammar None: the workers judge it."""
+    """Used from one event loop. accept_rule: of requests that name none. check_grammar None: the workers judge it.
+    log_prompts: what users send and get is logged."""
 
     def __init__(
         self,
         scheduler: Generator,
         accept_rule: AcceptRule = AcceptRule.INVARIANT,
         check_grammar: GrammarCheck | None = None,
+        log_prompts: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._accept_rule = accept_rule
         self._check_grammar = check_grammar
+        self._log_prompts = log_prompts
         self._loaded: dict[str, LoadedModel] = {}
         self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
 
@@ -127,6 +133,9 @@ class Gateway:
             traceparent=traceparent,
             tracestate=tracestate,
         )
+        if self._log_prompts:
+            prompt = model.tokenizer.decode(token_ids)
+            log.info("a request of %d tokens", len(token_ids), extra={"prompt": prompt, "traceparent": traceparent})
         echo = echoed_text(request.prompt, model) if request.echo else ""
         return _Prepared(request, generation, model, stop, echo)
 
@@ -148,6 +157,9 @@ class Gateway:
                 else:
                     if (rest := text.rest()) is not None:
                         yield rest
+                    if self._log_prompts:
+                        extra = {"answer": text.told, "traceparent": generation.traceparent}
+                        log.info("an answer of %d tokens", event.completion_tokens, extra=extra)
                     yield _finished(index, event, text, request)
                     return
         finally:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import aclosing
 from typing import Any
 
 import grpc
+from structlog.contextvars import bound_contextvars
 
 from outrider.v1 import generation_service_pb2 as pb
 from outrider.v1 import generation_service_pb2_grpc as pb_grpc
@@ -25,15 +27,16 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     ) -> None:
         """Ends with exactly one terminal event: `finished`, or an error status."""
         metadata = _text_metadata(context)
-        try:
-            generation = codec.decode_request(
-                request, context.time_remaining(), metadata.get("traceparent", ""), metadata.get("tracestate", "")
-            )
-            async with aclosing(self._gateway.generate(generation)) as events:
-                async for event in events:
-                    await context.write(codec.encode_event(event))
-        except Exception as error:
-            await abort(context, error)
+        with bound_contextvars(request_id=request.request_id or f"req_{secrets.token_hex(16)}"):  # in its log lines
+            try:
+                generation = codec.decode_request(
+                    request, context.time_remaining(), metadata.get("traceparent", ""), metadata.get("tracestate", "")
+                )
+                async with aclosing(self._gateway.generate(generation)) as events:
+                    async for event in events:
+                        await context.write(codec.encode_event(event))
+            except Exception as error:
+                await abort(context, error)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]

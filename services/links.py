@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
@@ -23,6 +23,7 @@ from services import codec_control, codec_draft, codec_target
 from services.channel import ChannelConfig, open_channel
 from services.codec import InvalidMessage
 from services.link_stream import LinkCodec, LinkStream, link_errors
+from services.wire_bytes import CountingChannel
 from specdec.messages import (
     DraftItem,
     DraftResult,
@@ -35,6 +36,7 @@ from specdec.messages import (
     TargetResult,
     TokenizerBundle,
 )
+from specdec.metric import NO_COUNTERS, Counters
 
 Item = TypeVar("Item", TargetItem, DraftItem)
 Result = TypeVar("Result", TargetResult, DraftResult)
@@ -58,9 +60,10 @@ class _GrpcLink(Generic[Item, Result]):
 
     _codec: LinkCodec[Item, Result]
 
-    def __init__(self, address: str, config: LinkConfig | None = None) -> None:
+    def __init__(self, address: str, config: LinkConfig | None = None, counters: Counters = NO_COUNTERS) -> None:
         """address: `HOST:PORT` or `unix:PATH`."""
         self.address = address
+        self._counters = counters
         self._config = config or LinkConfig()
         self._channel_or_none: grpc.aio.Channel | None = None
         self._stream: LinkStream[Item, Result] | None = None
@@ -124,6 +127,9 @@ class _GrpcLink(Generic[Item, Result]):
                 raise LinkError(f"{self.address}: cannot read {error.filename}: {error.strerror}") from error
         return self._channel_or_none
 
+    def _counted(self, role: Role) -> grpc.aio.Channel:
+        return cast(grpc.aio.Channel, CountingChannel(self._channel, self._counters, role))
+
     def _call(self) -> grpc.aio.StreamStreamCall[Any, Any]:
         raise NotImplementedError
 
@@ -167,7 +173,7 @@ class GrpcTargetLink(_GrpcLink[TargetItem, TargetResult]):
         return _bundle(self.address, info, bytes(content))
 
     def _call(self) -> grpc.aio.StreamStreamCall[Any, Any]:
-        return target_grpc.TargetServiceStub(self._channel).Verify()  # type: ignore[call-arg]  # without an iterator the call is written to
+        return target_grpc.TargetServiceStub(self._counted(Role.TARGET)).Verify()  # type: ignore[call-arg]  # without an iterator the call is written to
 
 
 class GrpcDraftLink(_GrpcLink[DraftItem, DraftResult]):
@@ -179,14 +185,15 @@ class GrpcDraftLink(_GrpcLink[DraftItem, DraftResult]):
     )
 
     def _call(self) -> grpc.aio.StreamStreamCall[Any, Any]:
-        return draft_grpc.DraftServiceStub(self._channel).Draft()  # type: ignore[call-arg]  # without an iterator the call is written to
+        return draft_grpc.DraftServiceStub(self._counted(Role.DRAFT)).Draft()  # type: ignore[call-arg]  # without an iterator the call is written to
 
 
-def link_factory(config: LinkConfig | None = None) -> LinkFactory:
+def link_factory(config: LinkConfig | None = None, counters: Counters = NO_COUNTERS) -> LinkFactory:
     """What a `Scheduler` makes its links with."""
 
     def make_link(role: Role, address: str) -> AnyLink:
-        return GrpcTargetLink(address, config) if role is Role.TARGET else GrpcDraftLink(address, config)
+        kind = GrpcTargetLink if role is Role.TARGET else GrpcDraftLink
+        return kind(address, config, counters)
 
     return make_link
 

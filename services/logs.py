@@ -1,5 +1,9 @@
-"""Log lines for people: time, level where it is not info, what happened, details. Under a launcher each line gets the
-role in front."""
+"""Log lines: for people on a terminal (time, level where it is not info, what happened, details), and elsewhere one
+JSON object per line. Under a launcher each line for people gets the role in front.
+
+Nothing of a prompt or an answer is logged unless `log_prompts` asks for it: what raises while a request is served may
+hold parts of it, so such an error is told by its class and where it came from, without its message.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,16 @@ import logging.handlers
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
+
+from services.log_fields import PRIVATE, add_trace, hide_content, show_content
+
+if TYPE_CHECKING:
+    from services.settings import RoleSettings
 
 LAUNCHED_VARIABLE = "OUTRIDER_LAUNCHED"
 """Set by the launcher for its children: it puts the role in front of their lines and writes the files."""
@@ -21,6 +31,30 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 _CHATTY = ("asyncio", "grpc")
 """Their debug lines tell of event loops, dozens for each start."""
 _ROLE_COLOURS = {"scheduler": "36", "target": "32", "draft": "35", "up": "34"}
+_ONLY_FOR_MACHINES = ("role", "instance", "logger", "sequence_id")
+"""People read these in front of the line or in its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """level: debug, info, warning or error. format: text, json or auto. folder: of the files; None: no files.
+    instance: the worker's or scheduler's id. prompts: what users send and get may be logged."""
+
+    level: str = "info"
+    format: str = "auto"
+    folder: Path | None = None
+    instance: str = ""
+    prompts: bool = False
+
+    @classmethod
+    def of(cls, settings: RoleSettings, instance: str, prompts: bool = False) -> LogConfig:
+        return cls(settings.log_level, settings.log_format, settings.log_dir, instance, prompts)
+
+    @property
+    def is_json(self) -> bool:
+        if self.format == "auto":
+            return not sys.stderr.isatty() and not os.environ.get(LAUNCHED_VARIABLE)
+        return self.format == "json"
 
 
 def use_colours(stream: TextIO) -> bool:
@@ -42,55 +76,80 @@ def bounded_file(folder: Path, role: str) -> logging.handlers.RotatingFileHandle
     )
 
 
-def configure(role: str, level: str = "info", log_dir: Path | None = None) -> None:
-    """Sets up structlog and the standard `logging` of this process to write lines to stderr, and to `log_dir`.
+def configure(role: str, config: LogConfig | None = None) -> None:
+    """Sets up structlog and the standard `logging` of this process to write lines to stderr, and to the folder.
 
-    Call once, first thing in a process. Raises OSError if `log_dir` cannot be written.
+    Call once, first thing in a process. Raises OSError if the folder cannot be written.
     """
+    config = config or LogConfig()
     launched = bool(os.environ.get(LAUNCHED_VARIABLE))
     colours = use_colours(sys.stderr)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    handlers[0].setFormatter(_formatter("" if launched else role_prefix(role, colours), colours))
-    if log_dir is not None and not launched:
-        handlers.append(bounded_file(log_dir, role))
-        handlers[1].setFormatter(_formatter("", False))
+    handlers[0].setFormatter(_formatter(role, config, "" if launched else role_prefix(role, colours), colours))
+    if config.folder is not None and not launched:
+        handlers.append(bounded_file(config.folder, role))
+        handlers[1].setFormatter(_formatter(role, config, "", False))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
     for handler in handlers:
         root.addHandler(handler)
-    root.setLevel(_LEVELS[level])
+    level = _LEVELS[config.level]
+    root.setLevel(level)
     for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(_LEVELS[level], logging.INFO))
+        logging.getLogger(name).setLevel(max(level, logging.INFO))
     structlog.configure(
-        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_shared(config), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=False,
     )
 
 
-def _shared() -> list[Any]:
+def _shared(config: LogConfig) -> list[Any]:
+    stamp = {"fmt": "iso", "utc": True} if config.is_json else {"fmt": "%H:%M:%S", "utc": False}
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(("sequence_id", "traceparent", "prompt", "answer", PRIVATE)),
+        structlog.processors.TimeStamper(**stamp),
+        add_trace,
     ]
 
 
-def _formatter(prefix: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
-    console = structlog.dev.ConsoleRenderer(
-        colors=colours, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+def _formatter(role: str, config: LogConfig, prefix: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
+    content = show_content if config.prompts else hide_content
+    last: Any = _Json(role, config.instance) if config.is_json else _Text(prefix, colours)
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_shared(config),
+        processors=[content, structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
     )
 
-    def render(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+
+class _Text:
+    def __init__(self, prefix: str, colours: bool) -> None:
+        self._prefix = prefix
+        self._render = structlog.dev.ConsoleRenderer(
+            colors=colours, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+        )
+
+    def __call__(self, logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
         if event.get("level") == "info":  # as nearly every line; the others stand out
             del event["level"]
-        line: str | bytes | Mapping[str, Any] | tuple[Any, ...] = console(logger, name, event)
-        return prefix + str(line)
+        for key in _ONLY_FOR_MACHINES:
+            event.pop(key, None)
+        line: str | bytes | Mapping[str, Any] | tuple[Any, ...] = self._render(logger, name, event)
+        return self._prefix + str(line)
 
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_shared(),
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
-    )
+
+class _Json:
+    def __init__(self, role: str, instance: str) -> None:
+        self._who = {"role": role, "instance": instance} if instance else {"role": role}
+        self._render = structlog.processors.JSONRenderer(ensure_ascii=False)
+
+    def __call__(self, logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+        event = structlog.processors.format_exc_info(logger, name, event)
+        first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
+        return str(self._render(logger, name, {**first, **self._who, **event}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import logging.handlers
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -19,7 +21,9 @@ LAUNCHER = "up"
 class Output:
     """Thread-safe. A line is never mixed with another one."""
 
-    def __init__(self, log_dir: Path | None = None, stream: TextIO | None = None) -> None:
+    def __init__(self, log_dir: Path | None = None, stream: TextIO | None = None, as_json: bool = False) -> None:
+        """as_json: lines tell their role themselves, those of the processes too."""
+        self._as_json = as_json
         self._stream = stream or sys.stderr
         self._colours = use_colours(self._stream)
         self._log_dir = log_dir
@@ -30,13 +34,19 @@ class Output:
         """A line as process `name` wrote it."""
         with self._lock:
             with contextlib.suppress(OSError, ValueError):  # the terminal may be gone; the files can still be read
-                print(role_prefix(name, self._colours) + line, file=self._stream, flush=True)
+                prefix = "" if self._as_json else role_prefix(name, self._colours)
+                print(prefix + line, file=self._stream, flush=True)
             if self._log_dir is not None:
                 self._file(self._log_dir, name).emit(logging.makeLogRecord({"msg": line}))
 
     def say(self, name: str, message: str) -> None:
         """A line of the launcher's own about process `name`."""
-        self.line(name, f"{time.strftime('%H:%M:%S')} {message}")
+        if self._as_json:
+            now = datetime.now(UTC).isoformat()
+            told = {"timestamp": now, "level": "info", "event": message, "role": LAUNCHER, "of": name}
+            self.line(name, json.dumps(told))
+        else:
+            self.line(name, f"{time.strftime('%H:%M:%S')} {message}")
 
     def close(self) -> None:
         with self._lock:

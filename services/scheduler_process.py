@@ -35,6 +35,7 @@ from services.rounds import RoundStore
 from services.server import PortInUse, Server, ServerConfig, TlsFiles
 from services.settings import SchedulerSettings
 from services.start_error import ExitCode, StartError
+from services.telemetry.metrics_process import exported, watch_scheduler
 from specdec.messages import Epoch, Role
 from specdec.params import AcceptRule
 
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 def run_scheduler(settings: SchedulerSettings) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit code. Raises StartError."""
     try:
-        logs.configure("scheduler", settings.log_level, settings.log_dir)
+        logs.configure("scheduler", logs.LogConfig.of(settings, settings.scheduler_id, settings.log_prompts))
     except OSError as error:
         raise StartError(f"cannot write to log_dir {settings.log_dir}: {error.strerror}") from error
     asyncio.run(serve_scheduler(settings))
@@ -82,7 +83,10 @@ async def serve_scheduler(
         scheduler = _scheduler(settings, recorder, rounds)
         static = (*settings.targets, *settings.drafters)
         watcher = WorkerWatcher(url, scheduler, static=static)
-        gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check)
+        gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check, settings.log_prompts)
+        counted = metrics.process_metrics()
+        watch_scheduler(counted, scheduler, lambda: recorder.state)
+        stack.enter_context(exported(counted, settings, "scheduler", settings.scheduler_id))
         address = await _listen(server, settings, gateway, scheduler, recorder, watcher, rounds)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
         http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render)
@@ -148,11 +152,12 @@ def _scheduler(settings: SchedulerSettings, recorder: Metadata, rounds: RoundSto
 
 def make_links(settings: SchedulerSettings) -> LinkFactory:
     """TLS to workers on other machines if tls_ca says whom to trust; private sockets need none."""
-    plain = link_factory()
+    counters = metrics.process_metrics()
+    plain = link_factory(counters=counters)
     if settings.tls_ca is None:
         return plain
     tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_worker_name)
-    secured = link_factory(LinkConfig(channel=ChannelConfig(tls=tls)))
+    secured = link_factory(LinkConfig(channel=ChannelConfig(tls=tls)), counters)
 
     def make_link(role: Role, address: str) -> AnyLink:
         return plain(role, address) if address.startswith("unix:") else secured(role, address)

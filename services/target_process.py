@@ -45,26 +45,32 @@ def run_target(settings: TargetSettings) -> int:
     log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
 
     from services.masks import mask_factory
+    from services.metrics import role_metrics
+    from services.telemetry.metrics_process import watch_target, worker_metrics
     from services.worker_lease import make_lease
     from services.worker_process import serve_target
     from target_worker.worker import TargetWorker
 
+    metrics = role_metrics("target")
     worker = TargetWorker(
         settings.target_config(),
         model,
         model_identity(settings.worker_id, Role.TARGET, name, model, digest),
         mask_factory(bundle.tokenizer_json, model.vocabulary_size, bundle.stop_token_ids),
+        metrics,
     )
-    return serve(
-        serve_target(
-            worker,
-            bundle,
-            settings.listen,
-            on_ready=say_serving,
-            lease=make_lease(settings, worker),
-            options=serve_options(settings, settings.listen),
+    watch_target(metrics, worker.load)
+    with worker_metrics(metrics, settings, "target", settings.worker_id):
+        return serve(
+            serve_target(
+                worker,
+                bundle,
+                settings.listen,
+                on_ready=say_serving,
+                lease=make_lease(settings, worker),
+                options=serve_options(settings, settings.listen),
+            )
         )
-    )
 
 
 def read_bundle(folder: Path, name: str) -> TokenizerBundle:

@@ -18,6 +18,7 @@ from services import errors
 from services.channel import TARGET_MESSAGE_BYTES
 from services.codec import split
 from services.errors import SlowReader
+from services.log_fields import PRIVATE
 from services.progress import Progress
 from specdec.messages import Identity, Load
 
@@ -185,7 +186,7 @@ class StreamServer(Generic[Item, Result, Request, Response]):
             try:
                 yield self._codec.encode_result(result)
             except ValueError:
-                log.exception("a result cannot be sent: %r", result)
+                log.exception("a result of %s cannot be sent", type(result).__name__, extra={PRIVATE: True})
 
 
 async def _first_to_end(*work: Coroutine[Any, Any, None]) -> None:

@@ -47,7 +47,7 @@ def start(config: Path | None, flags: Flags, session: Session | None = None) -> 
     for model in wanted.models:
         fetch_shown(model)
     folder = private_folder()
-    output = Output(up.settings.log_dir)
+    output = Output(up.settings.log_dir, as_json=up.settings.log_format == "json")
     try:
         launcher = Launcher(plan(up, roles, folder, ports), output, up.settings.start_timeout)
         return asyncio.run(launcher.run(session))

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from services.api_keys import REFUSAL, ApiKeys
 from services.errors import Unauthenticated
+from services.http import ui_routes
 from services.http.errors import error_response
 
-OPEN_PATHS = ("/health", "/ready")
-"""Probes carry no key, and learn nothing but up or down."""
+OPEN_PATHS = ("/health", "/ready", *ui_routes.OPEN_PATHS)
+"""Probes carry no key, and learn nothing but up or down; neither does the page, which asks its reader for one."""
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -41,10 +43,11 @@ class Access:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        if self._allows(scope["path"], headers.get("authorization", "")):
-            await self._app(scope, receive, send_named)
-        else:
-            await error_response(Unauthenticated(REFUSAL))(scope, receive, send_named)
+        with bound_contextvars(request_id=request_id):  # in every log line that this request causes
+            if self._allows(scope["path"], headers.get("authorization", "")):
+                await self._app(scope, receive, send_named)
+            else:
+                await error_response(Unauthenticated(REFUSAL))(scope, receive, send_named)
 
     def _allows(self, path: str, authorization: str) -> bool:
         return self._keys is None or path in OPEN_PATHS or self._keys.allow(authorization)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from scheduler.errors import InvalidRequest, Overloaded
 from services.codec import InvalidMessage
 from services.errors import ErrorKind, classify, public_message
+from services.log_fields import PRIVATE
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def error_response(error: BaseException, names: dict[str, str] | None = None) ->
 
 def log_private(error: BaseException) -> None:
     if not isinstance(error, HttpError) and not classify(error).public:
-        log.error("request failed", exc_info=error)
+        log.error("request failed", exc_info=error, extra={PRIVATE: True})
 
 
 async def on_error(request: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.settings.kinds import Address
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "text", "json"]
 
 
 def unique_name(role: str) -> str:
@@ -30,6 +31,9 @@ class RoleSettings(BaseSettings):
     """Name of the role: its section in the file and its infix in the environment."""
 
     log_level: LogLevel = Field("info", description="Least severe level that is logged: debug, info, warning, error.")
+    log_format: LogFormat = Field(
+        "auto", description="text, json (one object per line), or auto: text on a terminal and under `outrider up`."
+    )
     log_dir: Path | None = Field(None, description="Folder for one bounded log file per role; none: no files.")
 
     @classmethod
@@ -57,10 +61,6 @@ class ServingSettings(RoleSettings):
     allow_unauthenticated: bool = Field(
         False, description="Permit listening beyond loopback without an API key or TLS."
     )
-    drain_timeout: float = Field(
-        30.0, ge=0, le=3600, description="Seconds that running sequences get to end after SIGTERM."
-    )
-
     health_listen: Address | None = Field(
         None,
         description="A second address, for health checks alone and never TLS: for probes that cannot speak it.",
@@ -73,6 +73,10 @@ class ServingSettings(RoleSettings):
     metrics_interval: float = Field(
         15.0, ge=0.1, le=3600, description="Seconds between exports of metrics to otlp_endpoint."
     )
+    drain_timeout: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that running sequences get to end after SIGTERM."
+    )
+
     @property
     def secret_bytes(self) -> bytes:
         return self.secret.get_secret_value().encode()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import Exemplar as OtlpExemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -31,6 +32,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from services.telemetry.metrics import Distribution, Exemplar, Family, Metrics, Value
+from services.telemetry.otlp import channel_options, quieten
 from specdec.metric import Kind, Labels, Metric
 
 log = logging.getLogger(__name__)
@@ -51,15 +53,12 @@ class Exporter(Protocol):
 
 
 @contextmanager
-def otlp_metrics(metrics: Metrics, endpoint: str | None, resource: Resource, interval: float) -> Iterator[None]:
+def otlp_metrics(metrics: Metrics, endpoint: str, resource: Resource, interval: float) -> Iterator[None]:
     """Exports to `endpoint` (a URL; http:// is without TLS) meanwhile, every `interval` seconds, and at the end once
-    more. Without an endpoint nothing is done."""
-    if not endpoint:
-        yield
-        return
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-
-    export = Export(metrics, OTLPMetricExporter(endpoint, timeout=TIMEOUT), resource, interval)
+    more."""
+    quieten()
+    exporter = OTLPMetricExporter(endpoint, timeout=TIMEOUT, channel_options=channel_options(endpoint))
+    export = Export(metrics, exporter, resource, interval)
     export.start()
     try:
         yield

@@ -11,15 +11,30 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tools.short_folder import short_folder
+
+if TYPE_CHECKING:
+    from tools.lanes import Lanes
 
 SMOLLM2 = "smollm2-135m"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", type=Path, metavar="DIR", help="prompts of slow tests, default ../shared/data")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    """Who runs what with `-n`. A hook of pytest-xdist, which may be absent or off."""
+    from tools.lanes import Lanes
+
+    return Lanes(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +58,13 @@ def smollm2() -> Path:
     from services import models
 
     return models.fetch(SMOLLM2)
+
+
+@pytest.fixture(name="short_folder")
+def short_folder_fixture() -> Iterator[Path]:
+    """For Unix sockets."""
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

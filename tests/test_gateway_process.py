@@ -9,9 +9,8 @@ import signal
 import socket as sockets
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -25,75 +24,31 @@ from outrider.events import Started, Tokens
 from outrider.v1 import control_service_pb2, control_service_pb2_grpc
 from services.discovery import Lease
 from services.redis_client import connect
-from services.scheduler_process import is_loopback, serve_scheduler
+from services.scheduler_process import is_loopback
 from services.sequence_records import read_sequences
 from services.settings import SchedulerSettings
-from services.start_error import ExitCode, StartError
-from specdec.messages import Load, Role
+from services.start_error import ExitCode
+from specdec.messages import Load
 from tools.identities import target_identity
-from tools.process import SECRET
-from tools.socket_deployment import WorkerProcess
+from tools.served_process import process_settings, refusal, served_process, shared_target, table_target
 from tools.waiting import until
 
 PROMPT = [1, 2, 3, 4]
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="outrider-test-", dir="/tmp") as name:
-        yield Path(name)
-
-
-def settings(folder: Path, **changes: object) -> SchedulerSettings:
-    values = {
-        "grpc_port": 0,
-        "http_port": 0,
-        "secret": SECRET.decode(),
-        "redis_socket": folder / "redis.sock",
-        "drain_timeout": 5.0,
-    }
-    return SchedulerSettings(**{**values, **changes})  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with shared_target() as worker:
+        yield worker.address
 
 
 @asynccontextmanager
-async def serving(config: SchedulerSettings) -> AsyncIterator[str]:
-    """Yields the address; the process is told to stop at the end, and must."""
-    stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
-
-    async def on_ready(address: str) -> None:
-        listening.set_result(address)
-
-    serve = asyncio.create_task(serve_scheduler(config, on_ready=on_ready, stop=stop))
-    await asyncio.wait([serve, listening], return_when=asyncio.FIRST_COMPLETED)
-    if serve.done():
-        await serve
-    try:
-        yield listening.result()
-    finally:
-        stop.set()
-        async with asyncio.timeout(20):
-            await serve
-
-
-@asynccontextmanager
-async def target(folder: Path, *arguments: str) -> AsyncIterator[WorkerProcess]:
-    worker = WorkerProcess(Role.TARGET, "table_target", f"unix:{folder}/t0", ["--worker-id", "target-0", *arguments])
-    try:
-        await worker.start()
-        yield worker
-    finally:
-        await worker.close()
-
-
-@asynccontextmanager
-async def deployment(folder: Path, *arguments: str) -> AsyncIterator[tuple[AsyncClient, WorkerProcess]]:
-    """A target, the scheduler process, and a client once the target is ready."""
-    async with AsyncExitStack() as stack:
-        worker = await stack.enter_async_context(target(folder, *arguments))
-        address = await stack.enter_async_context(serving(settings(folder, targets=[worker.address])))
-        client = await stack.enter_async_context(AsyncClient(address))
-        await until(lambda: ready(client), "the target is ready")
-        yield client, worker
+async def serving(config: SchedulerSettings) -> AsyncIterator[AsyncClient]:
+    """A client of the process, once a target that it names is ready."""
+    async with served_process(config) as process, AsyncClient(process.address) as client:
+        if config.targets:
+            await until(lambda: ready(client), "the target is ready")
+        yield client
 
 
 async def ready(client: AsyncClient) -> bool:
@@ -104,8 +59,8 @@ async def unready(client: AsyncClient) -> bool:
     return not await ready(client)
 
 
-async def test_a_static_target_serves_text_and_tokens_and_is_recorded(folder: Path) -> None:
-    async with deployment(folder) as (client, _):
+async def test_a_static_target_serves_text_and_tokens_and_is_recorded(target: str, short_folder: Path) -> None:
+    async with serving(process_settings(short_folder, targets=[target])) as client:
         by_ids = await client.complete(token_ids=PROMPT, max_tokens=8, seed=1)
         by_text = await client.complete("w1 w2 w3 w4", max_tokens=8, seed=1)
         assert len(by_ids.token_ids) == 8
@@ -114,7 +69,7 @@ async def test_a_static_target_serves_text_and_tokens_and_is_recorded(folder: Pa
         assert (status.metadata_state, status.active_sequences) == ("connected", 0)
         (model,) = await client.models()
         assert model.name == "table"
-        async with connect(f"unix://{folder}/redis.sock") as redis:
+        async with connect(f"unix://{short_folder}/redis.sock") as redis:
             await until(lambda: recorded(redis, [12, 12]), "both sequences are recorded")
 
 
@@ -122,8 +77,8 @@ async def recorded(redis: Redis, lengths: list[int]) -> bool:
     return sorted(record.committed_length for record in await read_sequences(redis, 10)) == lengths
 
 
-async def test_a_running_sequence_is_shown_and_a_cancelled_one_is_not(folder: Path) -> None:
-    async with deployment(folder, "--delay", "0.02") as (client, _):
+async def test_a_running_sequence_is_shown_and_a_cancelled_one_is_not(target: str, short_folder: Path) -> None:
+    async with serving(process_settings(short_folder, targets=[target])) as client:
         events = client.generate(token_ids=PROMPT, max_tokens=400)
         await anext(events)
         await anext(events)
@@ -144,10 +99,10 @@ async def nothing_runs(client: AsyncClient) -> bool:
     return (await client.status()).active_sequences == 0
 
 
-async def test_a_target_is_found_by_its_lease_and_shown_with_it(folder: Path) -> None:
-    async with target(folder) as worker, serving(settings(folder)) as address, AsyncClient(address) as client:
+async def test_a_target_is_found_by_its_lease_and_shown_with_it(target: str, short_folder: Path) -> None:
+    async with serving(process_settings(short_folder)) as client:
         assert not await ready(client)
-        lease = Lease(f"unix://{folder}/redis.sock", target_identity("target-0"), worker.address, Load)
+        lease = Lease(f"unix://{short_folder}/redis.sock", target_identity("target-0"), target, Load)
         await lease.start()
         await until(lambda: ready(client), "the target is ready")
         (shown,) = (await client.status()).workers
@@ -157,12 +112,16 @@ async def test_a_target_is_found_by_its_lease_and_shown_with_it(folder: Path) ->
         await lease.close()
 
 
-async def test_readiness_is_having_a_live_target(folder: Path) -> None:
+async def test_readiness_is_having_a_live_target(short_folder: Path) -> None:
     async def serves(service: str, wanted: bool = True) -> bool:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
         return (answer.status == health_pb2.HealthCheckResponse.SERVING) is wanted
 
-    async with deployment(folder) as (client, worker), grpc.aio.insecure_channel(client.address) as channel:
+    async with (
+        table_target(short_folder) as worker,
+        serving(process_settings(short_folder, targets=[worker.address])) as client,
+        grpc.aio.insecure_channel(client.address) as channel,
+    ):
         assert await serves("liveness")
         await until(lambda: serves("readiness"), "it is ready")
         await worker.kill()
@@ -170,10 +129,10 @@ async def test_readiness_is_having_a_live_target(folder: Path) -> None:
         assert await serves("startup")
 
 
-async def test_a_running_answer_ends_in_its_own_time_when_it_is_told_to_stop(folder: Path) -> None:
-    async with target(folder, "--delay", "0.02") as worker, AsyncClient() as client:
-        async with serving(settings(folder, targets=[worker.address])) as address:
-            client.address = address
+async def test_a_running_answer_ends_in_its_own_time_when_it_is_told_to_stop(target: str, short_folder: Path) -> None:
+    async with AsyncClient() as client:
+        async with served_process(process_settings(short_folder, targets=[target])) as process:
+            client.address = process.address
             await until(lambda: ready(client), "the target is ready")
             events = client.generate(token_ids=PROMPT, max_tokens=40)
             assert isinstance(await anext(events), Started)
@@ -186,48 +145,39 @@ async def collect(events: AsyncIterator[object]) -> list[object]:
     return [event async for event in events]
 
 
-async def test_a_request_while_it_drains_is_refused_in_words(folder: Path) -> None:
-    async with target(folder, "--delay", "0.02") as worker, AsyncClient() as client:
-        stop = asyncio.Event()
-        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        async def on_ready(address: str) -> None:
-            listening.set_result(address)
-
-        config = settings(folder, targets=[worker.address])
-        serve = asyncio.create_task(serve_scheduler(config, on_ready=on_ready, stop=stop))
-        client.address = await listening
+async def test_a_request_while_it_drains_is_refused_in_words(target: str, short_folder: Path) -> None:
+    config = process_settings(short_folder, targets=[target])
+    async with served_process(config) as process, AsyncClient(process.address) as client:
         await until(lambda: ready(client), "the target is ready")
         events = client.generate(token_ids=PROMPT, max_tokens=60)
         await anext(events)
         rest = asyncio.create_task(collect(events))
-        stop.set()
+        process.stop.set()
         await until(lambda: unready(client), "it drains")
         with pytest.raises(Unavailable, match="draining"):
             await client.complete(token_ids=PROMPT, max_tokens=1)
         assert await rest
-        await serve
 
 
-async def test_a_wrong_request_is_one_line_with_the_cure(folder: Path) -> None:
-    async with deployment(folder) as (client, _):
+async def test_a_wrong_request_is_one_line_with_the_cure(target: str, short_folder: Path) -> None:
+    async with serving(process_settings(short_folder, targets=[target])) as client:
         with pytest.raises(InvalidRequest, match="the prompt has 600 tokens, the context of table is 512"):
             await client.complete(token_ids=[1] * 600)
         with pytest.raises(InvalidRequest, match="the prompt is empty"):
             await client.complete("")
 
 
-async def test_keys_guard_the_whole_process(folder: Path) -> None:
-    async with serving(settings(folder, api_keys=["key"])) as address:
-        async with AsyncClient(address) as client:
+async def test_keys_guard_the_whole_process(short_folder: Path) -> None:
+    async with served_process(process_settings(short_folder, api_keys=["key"])) as process:
+        async with AsyncClient(process.address) as client:
             with pytest.raises(AuthenticationFailed):
                 await client.status()
-        async with AsyncClient(address, api_key="key") as client:
+        async with AsyncClient(process.address, api_key="key") as client:
             assert not await ready(client)
 
 
-async def test_without_any_target_a_request_ends_in_words(folder: Path) -> None:
-    async with serving(settings(folder)) as address, AsyncClient(address) as client:
+async def test_without_any_target_a_request_ends_in_words(short_folder: Path) -> None:
+    async with serving(process_settings(short_folder)) as client:
         with pytest.raises(Unavailable, match="no live target"):
             await client.complete("hi")
 
@@ -235,40 +185,38 @@ async def test_without_any_target_a_request_ends_in_words(folder: Path) -> None:
 class TestRefusedStarts:
     """Each is one line that names the cure, and leaves nothing behind."""
 
-    async def refusal(self, config: SchedulerSettings) -> StartError:
-        with pytest.raises(StartError) as caught:
-            await serve_scheduler(config)
-        assert "\n" not in str(caught.value)
-        return caught.value
-
-    async def test_a_port_in_use(self, folder: Path) -> None:
+    async def test_a_port_in_use(self, short_folder: Path) -> None:
         with sockets.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            error = await self.refusal(settings(folder, grpc_port=port))
+            error = await refusal(process_settings(short_folder, grpc_port=port))
         assert f"port {port}" in str(error)
         assert "--grpc-port" in str(error)
-        assert os.listdir(folder) == []
+        assert os.listdir(short_folder) == []
 
-    async def test_a_redis_that_is_down(self, folder: Path) -> None:
-        error = await self.refusal(settings(folder, redis_url=f"unix://{folder}/none.sock"))
+    async def test_a_redis_that_is_down(self, short_folder: Path) -> None:
+        error = await refusal(process_settings(short_folder, redis_url=f"unix://{short_folder}/none.sock"))
         assert "cannot reach Redis" in str(error)
         assert "redis_url" in str(error)
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
-    async def test_an_open_address_without_protection(self, folder: Path, host: str) -> None:
-        error = await self.refusal(settings(folder, grpc_host=host))
+    async def test_an_open_address_without_protection(self, short_folder: Path, host: str) -> None:
+        error = await refusal(process_settings(short_folder, grpc_host=host))
         assert host in str(error)
         assert "--allow-unauthenticated" in str(error)
         assert error.exit_code is ExitCode.WRONG_USE
 
-    async def test_half_of_a_certificate(self, folder: Path) -> None:
-        assert "belong together" in str(await self.refusal(settings(folder, tls_cert=folder / "cert.pem")))
+    async def test_half_of_a_certificate(self, short_folder: Path) -> None:
+        assert "belong together" in str(
+            await refusal(process_settings(short_folder, tls_cert=short_folder / "cert.pem"))
+        )
 
 
 @pytest.mark.parametrize("changes", [{"api_keys": ["key"]}, {"allow_unauthenticated": True}])
-async def test_an_open_address_with_protection_or_permission_serves(folder: Path, changes: dict[str, object]) -> None:
-    async with serving(settings(folder, grpc_host="0.0.0.0", **changes)) as address:
-        port = address.rpartition(":")[2]
+async def test_an_open_address_with_protection_or_permission_serves(
+    short_folder: Path, changes: dict[str, object]
+) -> None:
+    async with served_process(process_settings(short_folder, grpc_host="0.0.0.0", **changes)) as process:
+        port = process.address.rpartition(":")[2]
         async with AsyncClient(f"127.0.0.1:{port}", api_key="key") as client:
             assert not await ready(client)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -41,9 +40,8 @@ class RecordedWorkers:
 
 
 @pytest.fixture
-def socket() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="outrider-test-", dir="/tmp") as folder:
-        yield Path(folder) / "redis.sock"
+def socket(short_folder: Path) -> Path:
+    return short_folder / "redis.sock"
 
 
 @pytest.fixture

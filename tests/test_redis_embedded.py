@@ -8,9 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,12 +31,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="outrider-test-", dir="/tmp") as folder:
-        yield Path(folder)
 
 
 def socket_of(url: str) -> Path:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -40,9 +39,8 @@ def a_record(
 
 
 @pytest.fixture
-def socket() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="outrider-test-", dir="/tmp") as folder:
-        yield Path(folder) / "redis.sock"
+def socket(short_folder: Path) -> Path:
+    return short_folder / "redis.sock"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,14 +27,28 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 class WorkerProcess:
-    """One `python -m tools.MODULE` with its arguments; a module of another package is named in full."""
+    """One `python -m tools.MODULE` with its arguments. An async context manager that belongs to no event loop, so that
+    tests may share one."""
 
     def __init__(self, role: Role, module: str, address: str, arguments: Sequence[str]) -> None:
         self.role = role
         self.address = address
-        self._module = module if "." in module else f"tools.{module}"
+        self._module = module
         self._arguments = list(arguments)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> WorkerProcess:
+        try:
+            await self.start()
+        except BaseException:
+            await self.kill()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
 
     @property
     def pid(self) -> int:
@@ -44,34 +59,18 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Returns when it listens. Raises RuntimeError if it ends before that."""
-        environment = os.environ | {
-            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
-            "GRPC_VERBOSITY": "NONE",
-        }
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self._module,
-            "--listen",
-            self.address,
-            *self._arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        line = await self._process.stdout.readline() if self._process.stdout else b""
+        line = await asyncio.to_thread(self._first_line)
         if not line.startswith(b"ready "):
-            raise RuntimeError(f"{self._module} ended at its start with code {await self._process.wait()}")
+            raise RuntimeError(f"tools.{self._module} ended at its start with code {await self.ended()}")
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     async def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self.signal(signal.SIGKILL)
-        await self.ended()
+        """SIGKILL, and waits until it is gone. Harmless if it is."""
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
 
     def freeze(self) -> None:
         self.signal(signal.SIGSTOP)
@@ -81,17 +80,22 @@ class WorkerProcess:
 
     async def ended(self) -> int:
         """Its exit code, once it has ended."""
-        return await self._process.wait() if self._process else 0
+        return await asyncio.to_thread(self._process.wait) if self._process else 0
 
-    async def close(self) -> None:
-        if self._process is None:
-            return
-        if self._process.returncode is None:
-            self.thaw()
-            self._process.kill()
-        await self._process.wait()
-        # The pipe's transport would otherwise be closed by the garbage collector, with a warning.
-        self._process._transport.close()  # type: ignore[attr-defined]
+    def _first_line(self) -> bytes:
+        environment = os.environ | {
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "GRPC_VERBOSITY": "NONE",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"tools.{self._module}", "--listen", self.address, *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        return self._process.stdout.readline() if self._process.stdout else b""
 
 
 class SocketDeployment(SystemUnderTest):
@@ -152,5 +156,5 @@ class SocketDeployment(SystemUnderTest):
     async def _close(self) -> None:
         await self.scheduler.close()
         await self._exits.aclose()
-        await asyncio.gather(*(process.close() for process in self.processes))
+        await asyncio.gather(*(process.kill() for process in self.processes))
         shutil.rmtree(self._folder, ignore_errors=True)

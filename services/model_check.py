@@ -28,8 +28,8 @@ def check_model(path: Path) -> int:
                 _json(folder / name)
             for shard in _shards(folder):
                 _check_safetensors(shard)
-        elif path.open("rb").read(4) != b"GGUF":
-            raise ModelNotAvailable(f"{path} is no GGUF file")
+        else:
+            _check_gguf(path)
         return _check_sums(folder)
     except OSError as error:
         raise ModelNotAvailable(f"cannot read {error.filename}: {error.strerror}") from error
@@ -68,6 +68,12 @@ def _check_safetensors(file: Path) -> None:
             raise ModelNotAvailable(f"{file} is no safetensors file") from error
     if size != wanted:
         raise ModelNotAvailable(f"{file} has {size} bytes, must have {wanted}: fetch it again")
+
+
+def _check_gguf(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise ModelNotAvailable(f"{file} is no GGUF file")
 
 
 def _check_sums(folder: Path) -> int:

@@ -12,7 +12,7 @@ from services import control_servicer, target_servicer
 from services.control_servicer import WorkerControlServicer
 from services.links import GrpcTargetLink, LinkConfig
 from services.progress import Progress
-from services.server import Server, ServerConfig
+from services.server import Server, ServerConfig, TlsFiles
 from services.target_servicer import TargetServicer
 from services.worker_stream import MAX_PENDING_RESULTS
 from specdec.candidates import CandidateTree
@@ -100,9 +100,10 @@ async def served(
     listen: str = "127.0.0.1:0",
     bundle: TokenizerBundle = BUNDLE,
     max_pending_results: int = MAX_PENDING_RESULTS,
+    tls: TlsFiles | None = None,
 ) -> AsyncIterator[Served]:
     worker = worker or FakeTargetWorker()
-    server = Server(ServerConfig((listen,)))
+    server = Server(ServerConfig((listen,), tls))
     progress = Progress(worker.load, 30.0)
     servicer = TargetServicer(worker, bundle, progress, max_pending_results)
     target_service_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)

@@ -83,11 +83,11 @@ def build_ngram(settings: DraftSettings) -> Built:
 
 def build_model(settings: DraftSettings) -> Built:
     """Imports torch. Raises StartError."""
+    if settings.model is None:
+        raise StartError("drafter `model` needs a model: name it with --model", ExitCode.WRONG_USE)
     from services.masks import mask_factory
     from specdec.drafters.model import ModelDrafter
 
-    if settings.model is None:
-        raise StartError("drafter `model` needs a model: name it with --model", ExitCode.WRONG_USE)
     folder = model_folder(settings.model)
     name = served_name(settings.model, folder)
     try:

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -148,14 +147,18 @@ def test_help_loads_no_torch(arguments: list[str], allowed: list[str]) -> None:
 
 
 def test_help_answers_within_half_a_second() -> None:
-    """The best of a few, since other tests may hold the cores."""
+    """Of processor time, which other processes hardly lengthen; the best of a few."""
 
     def seconds() -> float:
-        start = time.perf_counter()
-        assert outrider("--help").returncode == 0
-        return time.perf_counter() - start
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli.main", "--help"], stdout=subprocess.DEVNULL, cwd=ROOT
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_utime + usage.ru_stime
 
-    assert any(seconds() < 0.5 for _ in range(10))
+    assert any(seconds() < 0.5 for _ in range(5))
 
 
 def test_the_ngram_draft_worker_imports_no_torch() -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+import pytest_asyncio
 from typer.testing import CliRunner, Result
 
 from outrider import AsyncClient, Completion
@@ -26,7 +27,11 @@ PROMPT = [3, 1, 4, 1, 5]
 OPTIONS: GenerateOptions = {"token_ids": PROMPT, "max_tokens": 24, "seed": 9, "draft_length": 8, "top_logprobs": 2}
 
 
-@pytest.fixture
+deployed = pytest.mark.asyncio(loop_scope="module")
+"""For tests of `address` and `client`: in the loop of what all of them share."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address() -> AsyncIterator[str]:
     """Two processes: a target, and a drafter that agrees with it about four times in five."""
     async with (
@@ -36,7 +41,7 @@ async def address() -> AsyncIterator[str]:
         yield address
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(address: str) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(address) as client:
         yield client
@@ -56,6 +61,7 @@ def told(answer: Completion) -> object:
     ]
 
 
+@deployed
 async def test_every_field_gives_the_plain_answer(client: AsyncClient) -> None:
     free = await client.complete(**OPTIONS)
     words = free.text.split(" ")
@@ -93,6 +99,7 @@ async def test_every_field_gives_the_plain_answer(client: AsyncClient) -> None:
     assert three.token_ids == free.token_ids
 
 
+@deployed
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 async def test_other_accept_rules(client: AsyncClient, rule: Any) -> None:
     answer = await client.complete(token_ids=PROMPT, max_tokens=40, ignore_eos=True, accept_rule=rule)
@@ -103,6 +110,7 @@ async def test_other_accept_rules(client: AsyncClient, rule: Any) -> None:
     assert caught.value.field == "seed"
 
 
+@deployed
 async def test_an_echo(client: AsyncClient) -> None:
     answer = await client.complete("w3 w1 ", max_tokens=5, temperature=0, echo=True)
     plain = await client.complete("w3 w1 ", max_tokens=5, temperature=0)
@@ -203,6 +211,7 @@ async def test_calls_and_tools_travel_both_ways() -> None:
     assert (name, arguments) == ("f", '{"x": 1}')
 
 
+@deployed
 async def test_the_command_shows_what_the_flags_ask_for(address: str) -> None:
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["w3 w1", "--address", address, "--raw", "--max-tokens", "8", *arguments])

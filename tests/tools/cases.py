@@ -55,14 +55,15 @@ async def check_all(
 ) -> list[Answer]:
     """Runs all requests side by side and holds each against the law: ids, finish reason, usage, positions, one end."""
     history = History()
-    for i, request in enumerate(requests):
-        history.expect(str(i), expected(law, request, context_length).token_ids)
+    right = [expected(law, request, context_length) for request in requests]
+    for i, its in enumerate(right):
+        history.expect(str(i), its.token_ids)
     answers = await asyncio.gather(
         *(system.generate(request, history.request(str(i))) for i, request in enumerate(requests))
     )
     assert history.violations() == []
-    for request, answer in zip(requests, answers, strict=True):
-        assert answer.finish_reason is expected(law, request, context_length).finish_reason
+    for its, answer in zip(right, answers, strict=True):
+        assert answer.finish_reason is its.finish_reason
         assert len(answer.sources) == len(answer.token_ids)
         assert answer.finished is not None
         assert consistent(answer.finished)

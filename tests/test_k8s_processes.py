@@ -32,7 +32,11 @@ def pods_of(cluster: Cluster) -> list[Pod]:
 
 
 def outriders(cluster: Cluster) -> list[Container]:
-    return [container for pod in pods_of(cluster) for container in pod.containers if container.name in ROLES]
+    return [container for pod in pods_of(cluster) for container in pod.containers if role_of(container) in ROLES]
+
+
+def role_of(container: Container) -> str:
+    return container.command[-1]
 
 
 async def test_it_answers_whoever_has_a_key(cluster: Cluster) -> None:
@@ -75,14 +79,14 @@ async def test_every_variable_and_every_key_of_the_settings_file_arrives(
     """In the very environment of each process; what nobody reads would be missed here, or refused by the process."""
     used: set[str] = set()
     for container in outriders(cluster):
-        kind = kind_of(container.name)
+        kind = kind_of(role_of(container))
         with monkeypatch.context() as patched:
             for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
                 patched.delenv(name)
             for name, value in container.variables.items():
                 patched.setenv(name, value)
             loaded = load(kind)
-            section = read_file(Path(container.variables["OUTRIDER_CONFIG"]))[container.name]
+            section = read_file(Path(container.variables["OUTRIDER_CONFIG"]))[kind.section]
         assert section.keys() <= kind.model_fields.keys()
         for field, source in loaded.sources.items():
             if field in section:
@@ -90,12 +94,12 @@ async def test_every_variable_and_every_key_of_the_settings_file_arrives(
             if source.startswith("environment "):
                 used.add(source.removeprefix("environment "))
         ours = {name for name in container.variables if name.startswith("OUTRIDER_")}
-        assert ours - used <= {"OUTRIDER_CONFIG", "OUTRIDER_HOME"}, container.name
+        assert ours - used <= {"OUTRIDER_CONFIG", "OUTRIDER_HOME"}, kind.section
 
 
 async def test_the_sections_of_the_settings_file_are_roles_that_run(cluster: Cluster) -> None:
     config = Path(outriders(cluster)[0].variables["OUTRIDER_CONFIG"])
-    assert set(read_file(config)) == {container.name for container in outriders(cluster)} <= set(SECTIONS)
+    assert set(read_file(config)) == {role_of(container) for container in outriders(cluster)} <= set(SECTIONS)
 
 
 async def test_nothing_is_written_but_to_mounted_folders(cluster: Cluster) -> None:

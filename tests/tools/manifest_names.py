@@ -54,6 +54,9 @@ def environment(container: Json, manifest: Manifest, fields: Mapping[str, str]) 
             value = manifest.files("Secret", reference["name"])[reference["key"]].decode()
         elif reference := source.get("configMapKeyRef"):
             value = manifest.files("ConfigMap", reference["name"])[reference["key"]].decode()
+        elif reference := source.get("resourceFieldRef"):
+            kind, resource = reference["resource"].split(".")
+            value = container["resources"][kind][resource]
         elif source:
             raise KeyError(f"{entry['name']}: no valueFrom of {', '.join(source)} here")
         else:

@@ -97,10 +97,10 @@ async def end(task: asyncio.Task[None]) -> None:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be logged."""
-    parts = urlsplit(url)
+    """The URL as it may be logged: without the options behind it, too."""
+    parts = urlsplit(url)._replace(query="")
     if "@" not in parts.netloc:
-        return url
+        return parts.geturl()
     return parts._replace(netloc="***@" + parts.netloc.rsplit("@", 1)[1]).geturl()
 
 

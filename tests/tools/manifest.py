@@ -6,7 +6,7 @@ import base64
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,6 @@ class Manifest:
         if kind == "Secret":
             return plain | {key: base64.b64decode(text) for key, text in (item.get("data") or {}).items()}
         return {key: text.encode() for key, text in (item.get("data") or {}).items()}
-
-    def with_objects(self, items: Iterable[Json]) -> Manifest:
-        """For what a controller would add, such as the Secrets of cert-manager."""
-        return Manifest((*self.objects, *items))
 
 
 def containers(pod_spec: Json) -> list[Json]:

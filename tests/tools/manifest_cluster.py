@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -35,7 +36,6 @@ class Cluster:
     def __init__(
         self,
         manifest: Manifest,
-        folder: Path,
         commands: Mapping[str, Sequence[str]],
         seeds: Mapping[str, Path] | None = None,
     ) -> None:
@@ -45,7 +45,10 @@ class Cluster:
         """Of containers that were told to end."""
         self.killed: list[str] = []
         """Pods that did not end within their grace period."""
-        self._manifest, self._folder, self._commands, self._seeds = manifest, folder, commands, seeds or {}
+        self._manifest, self._commands, self._seeds = manifest, commands, seeds or {}
+        self._brought: list[Json] = []
+        # Short, as volumes may hold sockets.
+        self._folder = Path(tempfile.mkdtemp(prefix="ok", dir="/tmp"))
         self._network = f"127.{random.randint(2, 250)}.{random.randint(2, 250)}"
         self._numbers = itertools.count(1)
         self._generations = itertools.count(1)
@@ -56,6 +59,15 @@ class Cluster:
             if service["spec"].get("clusterIP") != "None"
         }
         self._ports: dict[tuple[str, str], ServicePort] = {}
+
+    def bring(self, items: Sequence[Json]) -> None:
+        """Objects that a controller makes. Files of Secrets change in running pods too, as a kubelet does it."""
+        names = {item["metadata"]["name"] for item in items}
+        kept = [item for item in self._manifest.objects if item not in self._brought]
+        self._brought = list(items)
+        self._manifest = Manifest((*kept, *items))
+        for pod in (pod for pods in self.pods.values() for pod in pods):
+            pod.refresh_secrets(self._manifest, names)
 
     async def __aenter__(self) -> Cluster:
         try:
@@ -137,7 +149,7 @@ class Cluster:
         links = template["spec"].get("enableServiceLinks", True)
         around = Surroundings(
             self._manifest,
-            self._folder / f"pods-{generation}",
+            self._folder / str(generation),
             self._commands,
             self.hosts,
             claims,
@@ -177,3 +189,4 @@ class Cluster:
     async def _close(self) -> None:
         await asyncio.gather(*(pod.kill() for pods in self.pods.values() for pod in pods))
         await self._exits.aclose()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Pod:
         volumes = {volume["name"]: self._volume(volume, around) for volume in self.spec.get("volumes", [])}
         self._folders = _mounted(self.spec, volumes)
         self._names = Names(ip, self._folders, around.hosts)
-        _translate([self.folder / "volumes"], self._names)
+        _translate(self.folder / "v", self._names)
         fields = {"metadata.name": name, "metadata.namespace": namespace, "status.podIP": ip}
         self.init = [self._container(spec, around, fields) for spec in self.spec.get("initContainers", [])]
         self.containers = [self._container(spec, around, fields) for spec in self.spec["containers"]]
@@ -94,6 +94,13 @@ class Pod:
     async def kill(self) -> None:
         await asyncio.gather(*(container.kill() for container in (*self.init, *self.containers)))
 
+    def refresh_secrets(self, manifest: Manifest, names: Collection[str]) -> None:
+        """Writes the files of these Secrets anew where they are mounted."""
+        for volume in self.spec.get("volumes", []):
+            if (secret := volume.get("secret")) and secret["secretName"] in names:
+                for file, content in manifest.files("Secret", secret["secretName"]).items():
+                    (self.folder / "v" / volume["name"] / file).write_bytes(content)
+
     def log(self) -> str:
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')}" for file in self.folder.glob("*.log"))
 
@@ -123,7 +130,7 @@ class Pod:
         name = str(volume["name"])
         if claim := volume.get("persistentVolumeClaim"):
             return around.claims[str(claim["claimName"])]
-        folder = self.folder / "volumes" / name
+        folder = self.folder / "v" / name
         folder.mkdir(parents=True)
         if "emptyDir" in volume:
             return folder
@@ -150,9 +157,9 @@ def _mounted(spec: Json, volumes: Mapping[str, Path]) -> dict[str, str]:
     return folders
 
 
-def _translate(folders: Sequence[Path], names: Names) -> None:
+def _translate(folder: Path, names: Names) -> None:
     """Mounted settings name paths and addresses, too."""
-    for file in (file for folder in folders for file in folder.rglob("*")):
+    for file in folder.rglob("*"):
         if file.suffix in (".yaml", ".conf", ".sh"):
             file.write_text(names.here(file.read_text()))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import ssl
 import struct
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,20 +20,19 @@ TABLE = (sys.executable, "-m", "tools.manifest_outrider")
 KEY = "local-only-key"
 
 
-@contextlib.asynccontextmanager
-async def local_cluster(
-    folder: Path, outrider: Sequence[str] = TABLE, models: Path | None = None
-) -> AsyncIterator[Cluster]:
+def local_cluster(
+    folder: Path, overlay: str = "local-cpu", outrider: Sequence[str] = TABLE, models: Path | None = None
+) -> Cluster:
     """outrider: what runs in place of the images' entry point. models: what is on each model volume; none: a model that
     is whole, and empty."""
-    manifest = Manifest.render(OVERLAYS / "local-cpu")
+    manifest = Manifest.render(OVERLAYS / overlay)
     commands = {
         "outrider-scheduler": outrider,
         "outrider-worker": outrider,
         "redis-server": [str(find_redis_server())],
+        "sh": ["sh"],
     }
-    async with Cluster(manifest, folder / "cluster", commands, {"models": models or empty_model(folder)}) as cluster:
-        yield cluster
+    return Cluster(manifest, commands, {"models": models or empty_model(folder)})
 
 
 def empty_model(folder: Path) -> Path:
@@ -52,15 +51,18 @@ class Client:
     """Asks the Service over HTTP, on a new connection each time, as many clients would."""
 
     base_url: str
+    authority: bytes | None = None
+    """PEM of whom to trust, where the Service speaks TLS."""
     failures: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Client:
-        return cls(f"http://{cluster.address('outrider', 'http')}")
+    def of(cls, cluster: Cluster, authority: bytes | None = None) -> Client:
+        return cls(f"{'https' if authority else 'http'}://{cluster.address('outrider', 'http')}", authority)
 
     async def ask(self, prompt: str, max_tokens: int, key: str = KEY) -> httpx2.Response:
-        async with httpx2.AsyncClient(trust_env=False, timeout=90) as client:
+        trust = ssl.create_default_context(cadata=self.authority.decode()) if self.authority else True
+        async with httpx2.AsyncClient(trust_env=False, timeout=90, verify=trust) as client:
             body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
             headers = {"authorization": f"Bearer {key}"}
             return await client.post(f"{self.base_url}/v1/completions", json=body, headers=headers)

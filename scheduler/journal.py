@@ -120,12 +120,13 @@ class Journal:
         self._tell(Ended(self._sequence_id, now, completion_tokens, finish_reason, speculation, kind, message))
 
     def _verified(self, base_length: int) -> Draft | None:
-        """The block whose candidates were verified on top of `base_length`: the youngest that begins there or before.
-        Those before it are used up."""
-        found: Draft | None = None
-        while self._drafts and self._drafts[0].base_length <= base_length:
-            found = self._drafts.popleft()
-        return found
+        """The block whose candidates were verified on top of `base_length`: the youngest that reaches over it. Others,
+        drafted ahead and not yet known to be stale, may lie on both sides of it."""
+        for draft in reversed(self._drafts):
+            if draft.base_length <= base_length < draft.base_length + len(draft.candidates):
+                self._drafts.remove(draft)
+                return draft
+        return None
 
     def _tell(self, entry: Entry) -> None:
         for reader in self._readers:

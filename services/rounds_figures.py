@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler.entries import Admitted, Dropped, Ended, Entry, FellBack, Placed, Step
-from services.rounds_text import NO_REASONS, fallback_text, reason_text
+from services.rounds_text import NO_DRAFTER, NO_REASONS, fallback_text, reason_text
 from specdec.goodput import Explained
 
 SECONDS = 60
@@ -38,6 +38,10 @@ class Counts:
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def decoding_time(self) -> float:
+        return self.speculative_time + self.plain_time
 
     def add(self, other: Counts) -> None:
         for name in Counts.__dataclass_fields__:
@@ -92,6 +96,8 @@ class LiveFigures:
         self._last: dict[str, tuple[float, bool]] = {}
         self._plain_rate: float | None = None
         self._decision: Explained | None = None
+        self._without_drafter: set[str] = set()
+        self._has_drafter = True
         self._fallback = ""
 
     def read(self, entry: Entry) -> None:
@@ -100,6 +106,7 @@ class LiveFigures:
                 self._prompts[entry.sequence_id] = entry.prompt_tokens
             case Placed():
                 self._last.pop(entry.sequence_id, None)
+                (self._without_drafter.discard if entry.draft_worker else self._without_drafter.add)(entry.sequence_id)
             case Step():
                 self._step(entry)
             case Dropped():
@@ -110,6 +117,13 @@ class LiveFigures:
             case Ended():
                 self._last.pop(entry.sequence_id, None)
                 self._prompts.pop(entry.sequence_id, None)
+                self._without_drafter.discard(entry.sequence_id)
+
+    def by_second(self, seconds: int = SECONDS) -> list[tuple[int, float]]:
+        """For each of the last whole seconds: tokens, and for how long sequences decoded, added up."""
+        now = int(self._clock())
+        known = {second: (counts.tokens, counts.decoding_time) for second, counts in self._seconds}
+        return [known.get(second, (0, 0.0)) for second in range(now - seconds, now)]
 
     def figures(self, seconds: int = SHOWN_SECONDS) -> Figures:
         """seconds: at most SECONDS."""
@@ -149,6 +163,7 @@ class LiveFigures:
             counts.plain_steps += 1
         self._time(counts, step, tokens, is_round)
         self._decision = step.decision
+        self._has_drafter = step.sequence_id not in self._without_drafter
         if is_round:
             self._fallback = ""
 
@@ -171,6 +186,8 @@ class LiveFigures:
             return "no request ran lately"
         if self._fallback:
             return fallback_text(self._fallback)
+        if not self._has_drafter:
+            return NO_DRAFTER
         return reason_text(self._decision) if self._decision is not None else NO_REASONS
 
     def _now(self) -> Counts:
@@ -185,8 +202,12 @@ def verified_depth(step: Step, prompt_tokens: int) -> int:
     committed before it was verified, only what lay below them."""
     if not step.num_draft_tokens or step.draft is None:
         return step.num_draft_tokens
-    used_up = prompt_tokens + step.position - step.draft.base_length
-    return max(step.draft.candidates.draft_length - max(used_up, 0), step.accepted, 1)
+    return max(step.draft.candidates.draft_length - used_up(step, prompt_tokens), step.accepted, 1)
+
+
+def used_up(step: Step, prompt_tokens: int) -> int:
+    """How many tokens on the way down its block were committed before this step verified it."""
+    return max(prompt_tokens + step.position - step.draft.base_length, 0) if step.draft else 0
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -6,6 +6,7 @@ from specdec.decision import Decision
 from specdec.goodput import Explained
 
 NO_REASONS = "the policies threshold and fixed look at acceptance alone and give no reasons"
+NO_DRAFTER = "the latest request has no drafter: it asked for none, or none is live"
 
 _FALLBACKS = {
     "late": "the draft was late: the target went on plainly",

@@ -71,6 +71,8 @@ async def serve_scheduler(
     Raises StartError if it cannot serve as configured.
     """
     from services.http.process import http_server  # imported late: `outrider up` needs `refuse_exposed` alone
+    from services.http.ui_events import StatusBoard
+    from services.http.ui_routes import UiRoutes
 
     refuse_exposed(settings)
     stop = stop or asyncio.Event()
@@ -89,9 +91,11 @@ async def serve_scheduler(
         stack.enter_context(exported(counted, settings, "scheduler", settings.scheduler_id))
         address = await _listen(server, settings, gateway, scheduler, recorder, watcher, rounds)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
-        http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render)
+        ui = UiRoutes(gateway, rounds, StatusBoard(scheduler, rounds, watcher.leases))
+        http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render, ui)
         url_of_http = await http.start()
         stack.push_async_callback(http.close, LAST_CALLS_SECONDS)
+        stack.callback(rounds.close)
         for part in (recorder, scheduler, watcher):
             await part.start()
             stack.push_async_callback(part.close)

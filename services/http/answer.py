@@ -128,12 +128,12 @@ class Answer(Response):
             async for event in events:
                 await self._write(self._take(event), streaming, send)
             end = sse.encode(self._last_chunk()) if streaming.usage else b""
-            await _send_bytes(send, end + sse.DONE)
+            await send_bytes(send, end + sse.DONE)
         except SlowReader:  # nothing reaches it; the connection is closed
             return
         except Exception as error:  # the status is long told; the stream says it in its own way
             log_private(error)
-            await _send_bytes(send, sse.encode(error_body(error, self._asked.names)))
+            await send_bytes(send, sse.encode(error_body(error, self._asked.names)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, chunks: list[Json], streaming: Streaming, send: Send) -> None:
@@ -142,7 +142,7 @@ class Answer(Response):
                 chunk["metrics"] = metrics(self._finished)
             if streaming.usage:
                 chunk["usage"] = None
-            await _send_bytes(send, sse.encode(sse.obfuscated(chunk) if streaming.obfuscation else chunk))
+            await send_bytes(send, sse.encode(sse.obfuscated(chunk) if streaming.obfuscation else chunk))
 
     @property
     def _finished(self) -> list[ChoiceFinished]:
@@ -184,7 +184,7 @@ async def _shifted(stream: AsyncGenerator[GatewayEvent, None], by: int) -> Async
             yield replace(event, index=event.index + by)
 
 
-async def _send_bytes(send: Send, content: bytes) -> None:
+async def send_bytes(send: Send, content: bytes) -> None:
     """Waits while the client is slow, but not for ever. Raises SlowReader."""
     try:
         async with asyncio.timeout(READ_SECONDS):

@@ -32,6 +32,7 @@ from services.http.errors import HttpError, bad_request, error_response, on_erro
 from services.http.reading import Body, read_body
 from services.http.texts import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from services.http.token_text import Json, TokenText
+from services.http.ui_routes import UiRoutes
 from services.tools import marks_are_tokens, writes_tool_calls
 
 DEFAULT_MAX_REQUEST_BYTES = 32 * 2**20
@@ -55,6 +56,7 @@ def make_app(
     *,
     ready: Callable[[], bool] = lambda: True,
     render_metrics: RenderMetrics | None = None,
+    ui: UiRoutes | None = None,
 ) -> FastAPI:
     """ready: whether a request could be answered now. render_metrics: what `/metrics` shows."""
     config = config or HttpConfig()
@@ -73,6 +75,8 @@ def make_app(
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     Routes(gateway, config, ready, render_metrics).add_to(app)
+    if ui is not None:
+        ui.add_to(app)
     return app
 
 

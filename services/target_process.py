@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from services.settings import TargetSettings
-from services.start_error import StartError
+from services.start_error import ExitCode, StartError
 from services.tokenizer import load_bundle
 from services.turns import TARGET_PATIENCE
 from services.worker_start import (
@@ -37,9 +39,11 @@ def run_target(settings: TargetSettings) -> int:
     folder = model_folder(settings.model)
     name = served_name(settings.model, folder)
     bundle = read_bundle(folder, name)
+    if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
+        return follow_rank_0(settings, folder)
     start = time.monotonic()
     log.info("loading %s from %s", name, folder)
-    model = load_model(settings, folder, TARGET_PATIENCE)
+    model = load_model(settings, folder, TARGET_PATIENCE, tensor_parallel=settings.tensor_parallel)
     digest = VocabularyDigest.of(bundle.tokenizer_json)
     bundle = replace(bundle, context_length=model.context_length, vocabulary_size=model.vocabulary_size)
     log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
@@ -71,6 +75,20 @@ def run_target(settings: TargetSettings) -> int:
                 options=serve_options(settings, settings.listen),
             )
         )
+
+
+def follow_rank_0(settings: TargetSettings, folder: Path) -> int:
+    """Computes a part of each of rank 0's forwards, for as long as that lives. Raises StartError."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # torchrun tells all ranks, but rank 0 drains first
+        signal.signal(number, signal.SIG_IGN)
+    alone = settings.model_copy(update={"cpu_turns": False})
+    model = load_model(alone, folder, TARGET_PATIENCE, tensor_parallel=settings.tensor_parallel)
+
+    from specdec.engine.parallel import ParallelRunner
+
+    if isinstance(model, ParallelRunner):
+        model.follow()
+    return ExitCode.OK
 
 
 def read_bundle(folder: Path, name: str) -> TokenizerBundle:

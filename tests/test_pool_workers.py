@@ -27,7 +27,7 @@ RAY_LIBRARY = "_raylet"
 @pytest.fixture(scope="module", params=["local", "ray"])
 def up(request: pytest.FixtureRequest) -> Iterator[Up]:
     """One deployment for all tests; the last one ends it."""
-    with Up("--pool", request.param, target=f"{TARGET} {DELAY}", draft=f"{DRAFT} {DELAY}") as running:
+    with Up("--pool", request.param, target=f"{TARGET} {DELAY}", draft=f"{DRAFT} {DELAY}", patience=90.0) as running:
         running.wait_ready()
         yield running
 

@@ -28,6 +28,7 @@ SCHEDULER_FLAGS = (
     "drain_timeout",
 )
 WORKER_FLAGS = ("kv_memory", "max_context", "device")
+TARGET_FLAGS = ("tensor_parallel",)
 HELP = """Start scheduler, target workers and draft workers on this machine, and end them on Ctrl-C.
 
 What has no flag here can be set per role in the settings file: sections scheduler, target and draft."""
@@ -78,11 +79,12 @@ def _refuse_exposed(scheduler: SchedulerSettings) -> None:
 def _by_role(flags: Flags) -> dict[str, dict[str, Any]]:
     scheduler = {name: value for name, value in flags.items() if name in SCHEDULER_FLAGS}
     workers = {name: value for name, value in flags.items() if name in WORKER_FLAGS}
-    return {"scheduler": scheduler, "target": workers, "draft": workers}
+    target = {name: value for name, value in flags.items() if name in TARGET_FLAGS}
+    return {"scheduler": scheduler, "target": {**workers, **target}, "draft": workers}
 
 
 app = settings_app(
-    {UpSettings: None, SchedulerSettings: SCHEDULER_FLAGS, TargetSettings: WORKER_FLAGS},
+    {UpSettings: None, SchedulerSettings: SCHEDULER_FLAGS, TargetSettings: (*WORKER_FLAGS, *TARGET_FLAGS)},
     HELP,
     run,
 )

@@ -27,9 +27,10 @@ class Reservation:
     @classmethod
     def of(cls, settings: WorkerSettings, gpus: float | None, cluster: bool) -> Reservation:
         """cluster: Ray counts the cores of machines that others use too."""
-        cpus = float(settings.threads or 1) if cluster else OWN_MACHINE_CPUS
+        ranks = getattr(settings, "tensor_parallel", 1)
+        cpus = float(ranks * (settings.threads or 1)) if cluster else OWN_MACHINE_CPUS
         if gpus is None:
-            gpus = 1.0 if settings.device.startswith("cuda") else 0.0
+            gpus = float(ranks) if settings.device.startswith("cuda") else 0.0
         return cls(cpus, gpus)
 
 

@@ -49,6 +49,9 @@ class TargetSettings(WorkerSettings):
         default_factory=lambda: unique_name("target"), min_length=1, description="Name of this worker; must be unique."
     )
     listen: Address = Field("127.0.0.1:50061", description="Where to serve: HOST:PORT or unix:/path.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Processes that hold the model together, one GPU each; 1: this one alone."
+    )
     token_budget: int = Field(512, ge=1, le=65536, description="Rows of one packed forward at most.")
     prefill_chunk: int = Field(256, ge=1, le=65536, description="Rows of one sequence's prefill per forward.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences open at once.")

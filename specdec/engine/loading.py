@@ -13,7 +13,8 @@ from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.int4_linear import round_linears
 from specdec.engine.packed_linear import pack_linears
-from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner
+from specdec.engine.parallel import ParallelRunner, is_leader, join_ranks, read_parallel
+from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner, ranks_of
 from specdec.engine.self_test import self_test as run_self_test
 from specdec.engine.vocabulary_size import real_vocabulary_size
 
@@ -35,26 +36,33 @@ def load(
     vocabulary_size: int | None = None,
     drafts: bool = False,
     quantization: str = "none",
+    tensor_parallel: int = 1,
     self_test: bool = True,
 ) -> ModelRunner:
     """A runner for the model in `folder` (safetensors, or one GGUF file; the path of a GGUF file does too).
 
     kv_memory: bytes of KV (default 2 GiB). max_context: tokens of prompt and answer at most (default: the model's).
     vocabulary_size: real ids (default: what the folder's tokenizer says). drafts: for a drafter, whose rows may depend
-    on the rows beside them. quantization: none, int4, or auto (int4 for a drafter on a CPU in bf16). self_test: only
-    tests of other things may switch it off. Raises `ModelRefused`, and ValueError for a device or dtype that is
-    not there.
+    on the rows beside them. quantization: none, int4, or auto (int4 for a drafter on a CPU in bf16). tensor_parallel:
+    ranks that hold it together, each of which must call this; then rank 0 leads and the others have to follow.
+    self_test: only tests of other things may switch it off. Raises `ModelRefused`, and ValueError for a device or dtype
+    that is not there.
     """
     check_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     name = folder.stem if folder.suffix == ".gguf" else folder.name
     torch_dtype = resolve_dtype(dtype, device)
-    model = read_model(folder, torch_dtype).to(device).eval()
+    if tensor_parallel > 1:
+        join_ranks(tensor_parallel, device)
+        model = read_parallel(folder, torch_dtype, tensor_parallel).eval()
+    else:
+        model = read_model(folder, torch_dtype).to(device).eval()
     rounded = drafts and quantization != "none" and round_linears(model) > 0
     if quantization == "int4" and not rounded:
         raise ValueError(f"quantization is int4, which needs a drafter in bf16 on a CPU, not {dtype} on {device}")
-    pack_linears(model)
+    if tensor_parallel == 1:
+        pack_linears(model)
     runner = build_runner(
         model,
         name=name,
@@ -68,6 +76,8 @@ def load(
         runner.dtype = "int4"
     if self_test:
         run_self_test(runner)
+    if isinstance(runner, ParallelRunner) and is_leader():
+        runner.lead()
     return runner
 
 
@@ -153,7 +163,7 @@ def build_runner(
     if freeze_rope(model, context_length):
         log.info("%s: RoPE factors frozen for a context of %d tokens", name, context_length)
     page_size = PAGE_SIZE_CUDA if model.device.type == "cuda" else PAGE_SIZE_CPU
-    per_block = KvShape.of(config, model.dtype).bytes_per_token * page_size
+    per_block = KvShape.of(config, model.dtype, ranks_of(model)).bytes_per_token * page_size
     blocks = kv_memory // per_block
     needed = -(-context_length // page_size)
     if blocks < needed:
@@ -165,7 +175,8 @@ def build_runner(
         "%s: %.0f MiB of KV memory hold %.1f sequences of the full context of %d tokens",
         name, kv_memory / 2**20, blocks / needed, context_length,
     )  # fmt: skip
-    return ModelRunner(
+    kind = ParallelRunner if ranks_of(model) > 1 else ModelRunner
+    return kind(
         model,
         name=name,
         vocabulary_size=min(vocabulary_size or config.vocab_size, config.vocab_size),

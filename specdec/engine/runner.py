@@ -35,11 +35,12 @@ class KvShape:
         return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @classmethod
-    def of(cls, config: Any, dtype: torch.dtype) -> KvShape:
+    def of(cls, config: Any, dtype: torch.dtype, ranks: int = 1) -> KvShape:
+        """ranks: among which the heads are divided."""
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(config.num_hidden_layers, kv_heads, head_dim, dtype)
+        return cls(config.num_hidden_layers, kv_heads // ranks, head_dim, dtype)
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class ModelRunner:
         self.exact = exact
         self._attend = attention.IMPLEMENTATIONS[implementation]
         self._pool = BlockPool(kv_blocks, page_size)
-        shape = KvShape.of(model.config.get_text_config(), model.dtype)
+        shape = KvShape.of(model.config.get_text_config(), model.dtype, ranks_of(model))
         slots = (kv_blocks + RESERVED_BLOCKS) * page_size
         self._kv = _zeros(  # [layers, 2, slots, kv_heads, head_dim]
             (shape.layers, 2, slots, shape.kv_heads, shape.head_dim), shape.dtype, self._device
@@ -144,9 +145,8 @@ class ModelRunner:
 
     def _replace_tail(self, sequence: _Sequence, tail: int, block: int) -> None:
         """A block that others read is not written: this sequence goes on in a copy."""
-        page = self._pool.page_size
         old = sequence.blocks[tail]
-        self._kv[:, :, block * page : (block + 1) * page] = self._kv[:, :, old * page : (old + 1) * page]
+        self._move(torch.from_numpy(self._slots_of([old])), torch.from_numpy(self._slots_of([block])))
         self._pool.release([old])
         sequence.blocks[tail] = block
 
@@ -193,12 +193,15 @@ class ModelRunner:
         start = sequence.length
         moved = [(row, i) for i, row in enumerate(rows) if row != i]
         if moved:
-            source = torch.from_numpy(sequence.slots[[start + row for row, _ in moved]]).to(self._device)
-            target = torch.from_numpy(sequence.slots[[start + i for _, i in moved]]).to(self._device)
-            self._kv[:, :, target] = self._kv[:, :, source]
+            source = torch.from_numpy(sequence.slots[[start + row for row, _ in moved]])
+            self._move(source, torch.from_numpy(sequence.slots[[start + i for _, i in moved]]))
         sequence.token_ids += [segment.token_ids[row] for row in rows]
         self._free_tail(sequence)
         self._register_full_blocks(sequence)
+
+    def _move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies KV between slots, [slots] each, int64 on the CPU."""
+        self._kv[:, :, target.to(self._device)] = self._kv[:, :, source.to(self._device)]
 
     def truncate(self, sequence_id: str, length: int) -> None:
         sequence = self._sequences[sequence_id]
@@ -239,6 +242,11 @@ class ModelRunner:
     def check_integrity(self) -> None:
         """Raises `PoolCorrupt` if the pool's books contradict the sequences' block tables."""
         self._pool.check_integrity([sequence.blocks for sequence in self._sequences.values()])
+
+
+def ranks_of(model: Any) -> int:
+    """Processes among which the model's heads are divided (`specdec.engine.parallel`)."""
+    return getattr(model, "_tp_size", None) or 1
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from specdec.engine import attention
 from specdec.engine.errors import ModelRefused
 from specdec.engine.model import Segment
+from specdec.engine.parallel import whole
 from specdec.engine.runner import ModelRunner
 from specdec.engine.tiny_config import TINY_VOCABULARY, tiny_config
 from specdec.log import Log
@@ -187,7 +188,7 @@ def _compare(logits: torch.Tensor, stock: torch.Tensor, rounding: float) -> None
 
 def _check_neighbours(runner: ModelRunner, probe: Sequence[int]) -> None:
     """The same rows alone, and beside a stranger and an outlier (the token of the largest embedding, repeated)."""
-    norms = runner.model.get_input_embeddings().weight[: runner.vocabulary_size].float().norm(dim=-1)
+    norms = whole(runner.model.get_input_embeddings().weight)[: runner.vocabulary_size].float().norm(dim=-1)
     outlier = int(norms.argmax())
     rows = tuple(probe[:6])
     names = ("row", "stranger", "outlier")

@@ -41,7 +41,8 @@ def tiny_config(config: Any, narrow: bool = True) -> Any:
     for key in _TOKEN_IDS:
         if values.get(key) is not None:
             values[key] = 0
-    values.pop("quantization_config", None)
+    for key in ("quantization_config", "distributed_config"):
+        values.pop(key, None)
     return type(config).from_dict(values)
 
 

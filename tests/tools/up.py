@@ -44,9 +44,13 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Up:
-    """Context manager; kills what is left at its end. target, draft "": the real workers."""
+    """Context manager; kills what is left at its end. target, draft "": the real workers. patience: seconds to wait for
+    a line."""
 
-    def __init__(self, *arguments: str, target: str = TARGET, draft: str = DRAFT, **more: str) -> None:
+    def __init__(
+        self, *arguments: str, target: str = TARGET, draft: str = DRAFT, patience: float = PATIENCE, **more: str
+    ) -> None:
+        self._patience = patience
         command = ["up", "--grpc-port", "0", "--http-port", "0"]
         command += ["--target-command", target] if target else []
         command += ["--draft-command", draft] if draft else []
@@ -85,7 +89,7 @@ class Up:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first line, not looked at so far, that matches. Raises TimeoutError with all lines."""
-        give_up = time.monotonic() + PATIENCE
+        give_up = time.monotonic() + self._patience
         while True:
             try:
                 line = self._new.get(timeout=max(give_up - time.monotonic(), 0.001))

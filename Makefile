@@ -9,6 +9,9 @@ ARGS ?=
 PAIR ?= smollm2
 DEMO = $(VENV)/bin/outrider demo --pair $(PAIR)
 
+# In an environment of its own, as it pulls other packages back.
+CHECKOV := .venv-checkov/bin/checkov
+
 PACKAGES := outrider specdec draft_worker target_worker scheduler services
 GENERATE = $(PY) -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) \
 	--mypy_grpc_out=quiet:$(1) protos/outrider/v1/*.proto
@@ -24,7 +27,7 @@ export OMP_WAIT_POLICY := passive
 test test-slow test-mutants: export OMP_NUM_THREADS := 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-slow test-mutants check protos check-protos format bench clean
+.PHONY: help setup run demo test test-slow test-mutants check check-k8s protos check-protos format bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +55,12 @@ check: $(VENV)/.dev ## Lint, formatting, types, import direction, protos: all of
 	echo "== $$check"; $$check || failed="$$failed\n  $$check"; done; \
 	test -z "$$failed" || { printf "make check: failed:$$failed\n" >&2; exit 1; }
 
+check-k8s: $(VENV)/.dev $(CHECKOV) ## checkov over what k8s/ renders, the images' install steps, overlays as processes (minutes)
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && for overlay in k8s/overlays/*; do \
+	$(VENV)/bin/kubectl kustomize "$$overlay" > "$$fresh/$${overlay##*/}.yaml" || exit 1; done \
+	&& $(CHECKOV) --config-file k8s/checkov.yaml --directory "$$fresh"
+	$(PY) -m pytest -m 'slow and not model' -k 'not worker_image' tests/test_k8s_*.py $(ARGS)
+
 protos: $(VENV)/.dev ## Regenerate outrider/v1 from protos/
 	$(call GENERATE,.)
 
@@ -68,7 +77,7 @@ bench: $(VENV)/.dev ## Measure, and write docs/benchmarks.md
 	$(PY) -m bench $(ARGS)
 
 clean: ## Remove .venv, caches and build output (models stay)
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-checkov build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(PACKAGES) tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment. Each stamp is newer than what it was made from; TORCH takes part in the first only.
@@ -97,6 +106,12 @@ endif
 $(VENV)/.dev: $(VENV)/.runtime
 	@test -x $(VENV)/bin/pytest || echo 'Installing the development tools: about 100 MB to download, 0.3 GB on disk.'
 	PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install -qq --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(CHECKOV): k8s/checkov-requirements.txt | $(PY)
+	$(PY) -m venv .venv-checkov
+	@echo 'Installing checkov: about 90 MB to download, 0.3 GB on disk.'
+	PIP_CONSTRAINT= .venv-checkov/bin/python -m pip install -qq --requirement $<
 	@touch $@
 
 .PHONY: always

@@ -9,5 +9,6 @@ while true; do
     [ "$answer" = OK ] || now=$seen
   fi
   seen=$now
+  touch /data/reload
   sleep 5
 done

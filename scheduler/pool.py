@@ -16,6 +16,9 @@ from specdec.vocabulary import first_differing_digest, first_differing_run, fit
 _QUIET_SECONDS = 10.0
 """How long a worker may stay out of reach before the log says so."""
 
+_LET_GO_SECONDS = 0.2
+"""Between two looks whether a removed worker still has sequences."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +38,7 @@ class Pool:
         self._lost = lost
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._letting_go: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Condition()
 
     @property
@@ -46,20 +50,24 @@ class Pool:
         known = self._workers.get(address)
         if known is not None:
             known.removed = False
+            self._stay(address)
+            if known.state is WorkerState.DRAINING:
+                known.state = WorkerState.READY
             return
         worker = Worker(role, address, self._make_link(role, address))
         self._workers[address] = worker
         self._tasks[address] = asyncio.create_task(self._keep_connected(worker), name=f"worker {address}")
 
     def remove(self, address: str) -> None:
-        """No new sequences; running ones stay until the stream ends."""
+        """No new sequences; it is let go once the running ones have ended, or its stream has."""
         worker = self._workers.get(address)
         if worker is None:
             return
         worker.removed = True
         if worker.state is WorkerState.READY:
             worker.state = WorkerState.DRAINING
-        else:
+            self._letting_go[address] = asyncio.create_task(self._let_go(worker), name=f"let go {address}")
+        elif worker.state is not WorkerState.DRAINING:
             self._discard(worker)
 
     def targets(self, model: str = "") -> list[Worker]:
@@ -102,9 +110,10 @@ class Pool:
                 pass
 
     async def close(self) -> None:
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *self._letting_go.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(w.link.close() for w in self._workers.values()), return_exceptions=True)
 
     async def _keep_connected(self, worker: Worker) -> None:
@@ -140,6 +149,7 @@ class Pool:
             lambda results: self._deliver(worker, results),
             lambda cause: None if broken.done() else broken.set_result(cause),
         )
+        worker.broken = broken
         worker.identity = identity
         worker.state, worker.detail, worker.suspended_until = WorkerState.READY, "", 0.0
         worker.failures.clear()
@@ -147,11 +157,21 @@ class Pool:
         await self._pair_drafters()
         await self._notify()
         cause = await broken
-        _log.warning("%s worker %s is lost: %s", worker.role.value, worker.name, cause)
+        if worker.removed:
+            _log.info("%s worker %s is let go: %s", worker.role.value, worker.name, cause)
+        else:
+            _log.warning("%s worker %s is lost: %s", worker.role.value, worker.name, cause)
         worker.state, worker.detail = WorkerState.LOST, cause
         self._lost(worker)
         await worker.link.close()
         worker.link = self._make_link(worker.role, worker.address)
+
+    async def _let_go(self, worker: Worker) -> None:
+        """Sequences end without a word to the pool, so it looks; for as long as they run, at most."""
+        while worker.removed and worker.sequences:  # noqa: ASYNC110
+            await asyncio.sleep(_LET_GO_SECONDS)
+        if worker.removed and worker.broken is not None and not worker.broken.done():
+            worker.broken.set_result("it was removed and has nothing left")
 
     async def _pair_drafters(self) -> None:
         """Keeps drafters that fit no target out; looked at again whenever a worker connects, so that start order does
@@ -173,8 +193,13 @@ class Pool:
         async with self._changed:
             self._changed.notify_all()
 
+    def _stay(self, address: str) -> None:
+        if (task := self._letting_go.pop(address, None)) is not None:
+            task.cancel()
+
     def _discard(self, worker: Worker) -> None:
         self._workers.pop(worker.address, None)
+        self._stay(worker.address)
         task = self._tasks.pop(worker.address, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()

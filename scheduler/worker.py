@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class WorkerState(Enum):
 @dataclass(slots=True, eq=False)
 class Worker:
     """sequences: ids placed here. candidate_time: running mean of how long a draft takes per candidate of its length,
-    seconds. target_model, drafter_model: what its work costs, for the goodput policy. Times are monotonic."""
+    seconds. target_model, drafter_model: what its work costs, for the goodput policy. broken: told why its stream has
+    ended, or is to end. Times are monotonic."""
 
     role: Role
     address: str
@@ -45,6 +47,7 @@ class Worker:
     candidate_time: float | None = None
     suspended_until: float = 0.0
     removed: bool = False
+    broken: asyncio.Future[str] | None = None
     failures: deque[float] = field(default_factory=deque)
     target_model: TargetModel = field(default_factory=TargetModel)
     drafter_model: DrafterModel = field(default_factory=DrafterModel)

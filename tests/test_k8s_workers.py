@@ -1,0 +1,66 @@
+"""Workers that come and go by their leases: let go when nothing is left, and taken back when the lease is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scheduler.request import GenerationRequest
+from specdec.messages import Role
+from specdec.params import SamplingParams
+from tools.deployment import Deployment
+from tools.table_drafter import TableDrafter
+from tools.table_law import TableLaw
+from tools.table_model import TableModel
+from tools.waiting import until
+
+LAW = TableLaw()
+REQUEST = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.9, seed=5), max_tokens=60)
+
+
+async def is_gone(deployment: Deployment, address: str) -> bool:
+    return await deployment.state_of(address) == "unknown"
+
+
+@pytest.mark.parametrize(("role", "address"), [(Role.TARGET, "target-1"), (Role.DRAFT, "draft-0")])
+async def test_a_removed_worker_without_sequences_is_let_go(role: Role, address: str) -> None:
+    """Its stream is whole, so that nothing else would end it."""
+    async with Deployment([TableModel(LAW), TableModel(LAW)], [TableDrafter(LAW, 0.8)]) as deployment:
+        deployment.scheduler.remove_worker(address)
+        await until(lambda: is_gone(deployment, address), "it is gone")
+        deployment.scheduler.add_worker(role, address)
+        await until(deployment.settled, "it is back")
+        assert (await deployment.generate(REQUEST)).finish_reason is not None
+
+
+async def test_a_removed_target_keeps_its_sequence_to_the_end() -> None:
+    model = TableModel(LAW)
+    async with Deployment([model]) as deployment:
+        model.gate.clear()
+        running = asyncio.create_task(deployment.generate(REQUEST))
+        await until(model.entered.is_set, "it computes")
+        deployment.scheduler.remove_worker("target-0")
+        assert await deployment.state_of("target-0") == "draining"
+        model.gate.set()
+        answer = await running
+        assert len(answer.token_ids) == 60
+        assert answer.finished is not None
+        assert answer.finished.speculation.num_failovers == 0
+        await until(lambda: is_gone(deployment, "target-0"), "it is gone")
+
+
+async def test_a_worker_whose_lease_comes_back_is_used_again() -> None:
+    """As when it could not reach Redis for a while: it was well all the time."""
+    model = TableModel(LAW)
+    async with Deployment([model]) as deployment:
+        model.gate.clear()
+        running = asyncio.create_task(deployment.generate(REQUEST))
+        await until(model.entered.is_set, "it computes")
+        deployment.scheduler.remove_worker("target-0")
+        deployment.scheduler.add_worker(Role.TARGET, "target-0")
+        assert await deployment.state_of("target-0") == "ready"
+        model.gate.set()
+        await running
+        assert len((await deployment.generate(REQUEST)).token_ids) == 60
+        assert await deployment.state_of("target-0") == "ready"

@@ -30,7 +30,7 @@ test test-slow test-mutants: export OMP_NUM_THREADS := 2
 .PHONY: help setup run demo test test-slow test-mutants check check-k8s protos check-protos format bench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## Install everything for development into .venv (TORCH=<requirement or file>: your own torch)
 

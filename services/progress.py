@@ -33,10 +33,15 @@ class Progress:
 
     @property
     def stalled(self) -> bool:
+        return self.waited > self._stall_after
+
+    @property
+    def waited(self) -> float:
+        """Seconds without a step or an answer while one is owed."""
         if self._owed_since is None:
-            return False
+            return 0.0
         steps = self._load().steps
         if steps != self._steps:
             self._steps = steps
             self._owed_since = self._clock()
-        return self._clock() - self._owed_since > self._stall_after
+        return self._clock() - self._owed_since

@@ -41,7 +41,8 @@ MakeLease = Callable[[str], AbstractAsyncContextManager[object]]
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Seconds. grace: how long running sequences may take to end after SIGTERM. stall_after: how long the worker may
-    owe an answer without a step before it is not ready. check_every: how often that is looked at.
+    owe an answer without a step before it is not ready, hang_after: before it is not alive. check_every: how often that
+    is looked at.
     health_address: of a second listener, for health alone and without TLS.
 
     ignore_sigint: for a child of a launcher, since a terminal sends Ctrl-C to all of them; else SIGINT drains too.
@@ -53,6 +54,7 @@ class ServeOptions:
     check_every: float = 0.5
     health_address: str | None = None
     ignore_sigint: bool = False
+    hang_after: float = 150.0
 
 
 class WorkerCrashed(Exception):
@@ -127,6 +129,7 @@ class _WorkerProcess:
             with _signals(self._stop, self._options.ignore_sigint):
                 async with lease(address) if lease else contextlib.nullcontext():
                     await self.server.set_ready(True)
+        self._hangs = False
                     if on_ready is not None:
                         await on_ready(address)
                     await self._watch()
@@ -160,12 +163,21 @@ class _WorkerProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.grace):
                 # The counters live on the worker's thread, which knows no event of ours.
+            await self._follow_liveness()
                 while self._worker.load().sequences and streams.open_streams:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
 
 async def _stop_worker(worker: StreamWorker[Any, Any]) -> None:
     """On a daemon thread: a forward that hangs must not keep the process alive."""
+    async def _follow_liveness(self) -> None:
+        """A forward that hangs cannot be ended but with its process, which is up to whoever started it."""
+        hangs = self.progress.waited > self._options.hang_after
+        if hangs != self._hangs:
+            log.warning("worker hangs: it must be started again" if hangs else "worker hangs no more")
+            self._hangs = hangs
+            await self.server.set_health("liveness", not hangs)
+
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler.request import GenerationRequest
+from services.channel import open_channel
+from services.worker_process import ServeOptions, serve_target
 from specdec.messages import Role
 from specdec.params import SamplingParams
 from tools.deployment import Deployment
+from tools.fake_worker import BUNDLE, FakeTargetWorker
+from tools.served import linked, open_item
 from tools.table_drafter import TableDrafter
 from tools.table_law import TableLaw
 from tools.table_model import TableModel
 from tools.waiting import until
 
 LAW = TableLaw()
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
 REQUEST = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.9, seed=5), max_tokens=60)
 
 
@@ -64,3 +71,37 @@ async def test_a_worker_whose_lease_comes_back_is_used_again() -> None:
         await running
         assert len((await deployment.generate(REQUEST)).token_ids) == 60
         assert await deployment.state_of("target-0") == "ready"
+
+
+async def test_a_worker_that_hangs_is_not_alive() -> None:
+    """So that whoever started it starts it again: a forward that does not end cannot be ended otherwise."""
+    worker, stop, ready = FakeTargetWorker(), asyncio.Event(), asyncio.Queue[str]()
+    options = ServeOptions(stall_after=0.05, hang_after=0.2, check_every=0.02)
+    serving = asyncio.create_task(
+        serve_target(worker, BUNDLE, "127.0.0.1:0", on_ready=ready.put, options=options, stop=stop)
+    )
+    address = await ready.get()
+
+    async def liveness() -> int:
+        async with open_channel(address) as channel:
+            request = health_pb2.HealthCheckRequest(service="liveness")
+            return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status)
+
+    async def is_alive() -> bool:
+        return await liveness() == SERVING
+
+    async def is_dead() -> bool:
+        return await liveness() == NOT_SERVING
+
+    try:
+        async with linked(address) as (link, ear):
+            assert await is_alive()
+            worker.gate.clear()
+            link.send([open_item("s")])
+            await until(is_dead, "not alive")
+            worker.gate.set()
+            await ear.until(1)
+            await until(is_alive, "alive again")
+    finally:
+        stop.set()
+        await serving

@@ -193,11 +193,6 @@ class TestRefusedStarts:
         assert "--grpc-port" in str(error)
         assert os.listdir(short_folder) == []
 
-    async def test_a_redis_that_is_down(self, short_folder: Path) -> None:
-        error = await refusal(process_settings(short_folder, redis_url=f"unix://{short_folder}/none.sock"))
-        assert "cannot reach Redis" in str(error)
-        assert "redis_url" in str(error)
-
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
     async def test_an_open_address_without_protection(self, short_folder: Path, host: str) -> None:
         error = await refusal(process_settings(short_folder, grpc_host=host))

@@ -1,11 +1,9 @@
-"""HTTP in the scheduler process and through `outrider up`: its port, its keys, its end."""
+"""HTTP in the scheduler process: its port, its keys, its end."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import socket as sockets
 import ssl
 from pathlib import Path
@@ -14,11 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 import trustme
-from openai import OpenAI
 
 from services.start_error import ExitCode
 from tools.served_process import process_settings, refusal, served_process, table_target
-from tools.up import Up
 from tools.waiting import until
 
 
@@ -132,17 +128,3 @@ async def test_with_a_certificate_it_speaks_tls(short_folder: Path) -> None:
         assert process.url.startswith("https://")
         async with client_of(process.url, verify=trusted) as client:
             assert await status(client, "/health") == 200
-
-
-def test_outrider_up_prints_the_base_url_and_the_official_client_takes_it() -> None:
-    with Up() as up:
-        up.wait_ready()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", up.base_url)
-        with (
-            httpx2.Client(trust_env=False) as connections,
-            OpenAI(base_url=up.base_url, api_key="any", http_client=connections, max_retries=0) as client,
-        ):
-            answer = client.completions.create(model="", prompt="w1 w2 w3", max_tokens=8)
-            assert len(answer.choices[0].text.split()) == 8
-        up.process.send_signal(signal.SIGINT)
-        up.process.wait(timeout=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -13,12 +14,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
+from openai import OpenAI
 
 from tools.up import DRAFT, ROOT, TARGET, Up, environment, outrider
 
 GONE_SECONDS = 5.0
+IDLE = f"{sys.executable} -c 'input()' {{listen}}"
+"""A worker that never serves, for starts that end before it matters."""
 
 
 def listening(address: str) -> bool:
@@ -152,6 +157,16 @@ def test_status_shows_workers_with_leases_and_load(up: Up) -> None:
     assert "redis connected" in table.stderr
 
 
+def test_the_official_client_takes_the_printed_base_url(up: Up) -> None:
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", up.base_url)
+    with (
+        httpx2.Client(trust_env=False) as connections,
+        OpenAI(base_url=up.base_url, api_key="any", http_client=connections, max_retries=0) as client,
+    ):
+        answer = client.completions.create(model="", prompt="w1 w2 w3", max_tokens=8)
+    assert len(answer.choices[0].text.split()) == 8
+
+
 def test_an_interrupted_generate_ends_with_130(up: Up) -> None:
     command = [sys.executable, "-m", "services.cli.main", "generate", "w1", "--address", up.address]
     process = subprocess.Popen(
@@ -235,7 +250,7 @@ def test_a_worker_that_cannot_start_ends_the_start_with_its_line() -> None:
 
 
 def test_an_unreachable_redis_ends_the_start() -> None:
-    with Up("--redis-url", "redis://127.0.0.1:1") as up:
+    with Up("--redis-url", "redis://127.0.0.1:1", target=IDLE, draft=IDLE) as up:
         assert up.end() == 1
-    assert up.lines[-1].startswith("error: ")
-    assert "redis://127.0.0.1:1" in up.lines[-1]
+    assert up.lines[-1].startswith("error: cannot reach Redis at redis://127.0.0.1:1")
+    assert "redis_url" in up.lines[-1]

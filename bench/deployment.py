@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 from bench.journal import ROOT
@@ -15,7 +16,8 @@ _READY = re.compile(rb"ready at (\S+?:\d+)")
 
 
 class Up:
-    """Async context manager over `outrider up ARGUMENTS`; `client` is connected when it is ready."""
+    """Async context manager over `outrider up ARGUMENTS`; `client` is connected when it is ready. The workers run
+    without their prefix cache unless the arguments name commands of their own."""
 
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
@@ -34,6 +36,7 @@ class Up:
             "--http-port",
             "0",
             *self._arguments,
+            *_uncached(self._arguments),
         ]
         self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
         self.client = AsyncClient(await self._address(self._process))
@@ -59,6 +62,14 @@ class Up:
                 return found.group(1).decode()
             last = line
         raise RuntimeError(f"outrider up ended at its start: {last.decode().strip()}")
+
+
+def _uncached(arguments: Sequence[str]) -> list[str]:
+    """Commands for the roles that have none."""
+    command = f"{sys.executable} -m bench.uncached_worker"
+    wanted = {"--target-command": f"{command} target --config {{config}}"}
+    wanted |= {"--draft-command": f"{command} draft --config {{config}}"}
+    return [word for flag, value in wanted.items() if flag not in arguments for word in (flag, value)]
 
 
 async def _read_all(stream: asyncio.StreamReader) -> None:

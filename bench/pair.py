@@ -53,14 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """What every benchmark of the pair takes."""
     parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, help="candidates; 0: the policy chooses")
+    parser.add_argument("--draft-quantization", default="auto", choices=("auto", "none", "int4"), help="of our draft")
     parser.add_argument("--threads", type=int, default=2, help="of each contestant")
     parser.add_argument("--up", default="", metavar="FLAGS", help='further flags of `outrider up`, e.g. "--dtype bf16"')
 
 
 def up_arguments(options: argparse.Namespace, more: str = "") -> tuple[str, ...]:
     """Flags of `outrider up` for the pair."""
-    threads = ("--threads", str(options.threads))
-    return ("--model", TARGET, "--draft-model", DRAFT, *threads, *shlex.split(options.up), *shlex.split(more))
+    flags = ("--threads", str(options.threads), "--draft-quantization", options.draft_quantization)
+    return ("--model", TARGET, "--draft-model", DRAFT, *flags, *shlex.split(options.up), *shlex.split(more))
 
 
 def speculative(name: str, client: Any, draft_length: int) -> Ours:

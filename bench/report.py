@@ -23,9 +23,10 @@ RESULTS = ROOT / "docs" / "benchmarks"
 HEAD = f"""# Measured results
 
 Made by `make bench`; every table names its command. All contestants answer a prompt before any answers the next one,
-and ratios are taken prompt by prompt. Figures are medians (means where the section says so) with a bootstrap interval
-of {CONFIDENCE:.0%}. Compare ratios within one table, not absolute times between machines: identical runs differ by up
-to 15 %. A goal within 10 % of 1 that the median misses but the interval reaches is told as within noise."""
+and ratios are taken prompt by prompt; prefix caches are off. Figures are medians (means where the
+section says so) with a bootstrap interval of {CONFIDENCE:.0%}. Compare ratios within one table, not absolute times
+between machines: identical runs differ by up to 15 %. A goal within 10 % of 1 that the median misses but the interval
+reaches is told as within noise."""
 
 
 def machine() -> dict[str, Any]:

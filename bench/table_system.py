@@ -118,7 +118,7 @@ class TableSystem:
         self._exits.callback(shutil.rmtree, self._folder, ignore_errors=True)
         try:
             for worker in (*self.targets, *self.drafts):
-                self._exits.push_async_callback(worker.close)
+                self._exits.push_async_callback(worker.kill)
                 await worker.start()
             for scheduler in self.schedulers.values():
                 self._exits.push_async_callback(scheduler.close)

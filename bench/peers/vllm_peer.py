@@ -28,6 +28,7 @@ def main() -> None:
     import vllm  # type: ignore[import-not-found]
 
     options: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 64}
+    options["enable_prefix_caching"] = False
     if draft != "-":
         options["speculative_config"] = {"model": draft, "num_speculative_tokens": CANDIDATES, "method": "draft_model"}
     engine = vllm.LLM(**options)

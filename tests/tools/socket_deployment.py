@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from scheduler.config import SchedulerConfig
+from scheduler.entries import Reader
 from scheduler.scheduler import Scheduler
 from services.links import LinkConfig, link_factory
 from specdec.messages import Role
@@ -27,13 +28,13 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 class WorkerProcess:
-    """One `python -m tools.MODULE` with its arguments. An async context manager that belongs to no event loop, so that
-    tests may share one."""
+    """One `python -m tools.MODULE` with its arguments; a module of another package is named in full. An async context
+    manager that belongs to no event loop, so that tests may share one."""
 
     def __init__(self, role: Role, module: str, address: str, arguments: Sequence[str]) -> None:
         self.role = role
         self.address = address
-        self._module = module
+        self._module = module if "." in module else f"tools.{module}"
         self._arguments = list(arguments)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -61,7 +62,7 @@ class WorkerProcess:
         """Returns when it listens. Raises RuntimeError if it ends before that."""
         line = await asyncio.to_thread(self._first_line)
         if not line.startswith(b"ready "):
-            raise RuntimeError(f"tools.{self._module} ended at its start with code {await self.ended()}")
+            raise RuntimeError(f"{self._module} ended at its start with code {await self.ended()}")
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -90,7 +91,7 @@ class WorkerProcess:
             "GRPC_VERBOSITY": "NONE",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"tools.{self._module}", "--listen", self.address, *self._arguments],
+            [sys.executable, "-m", self._module, "--listen", self.address, *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -111,11 +112,13 @@ class SocketDeployment(SystemUnderTest):
         config: SchedulerConfig | None = None,
         links: LinkConfig | None = None,
         proxied: bool = False,
+        readers: Sequence[Reader] = (),
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ot", dir="/tmp"))
         self._exits = AsyncExitStack()
         recorder = MemoryRecorder()
-        super().__init__(Scheduler(config or quick_config(), link_factory(links), recorder), recorder)
+        scheduler = Scheduler(config or quick_config(), link_factory(links), recorder, readers=readers)
+        super().__init__(scheduler, recorder)
         self.targets = [self._make(Role.TARGET, "t", i, command) for i, command in enumerate(targets)]
         self.drafts = [self._make(Role.DRAFT, "d", i, command) for i, command in enumerate(drafts)]
         self.proxies = [FaultProxy(process.address) for process in self.processes if proxied]

@@ -1,0 +1,103 @@
+"""The goodput policy against plain decoding and every fixed draft length, at batch 1 to 64 on SmolLM2.
+
+At each batch size the policy should be as fast as the best fixed length *there*, off included. One deployment; what is
+asked for differs by request. The prompts ask for a text to be copied, so that the drafter `ngram` has something to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+
+from bench.load import add_small_arguments, up_arguments
+from bench.plots import Lines
+from bench.ratios import Goal, Ratio, ratio
+from bench.session import Result, Session
+from outrider.request import SpeculationMode
+
+PROMPT = (
+    "Repeat this list three times, word by word: apple {0}, river {0}, stone {0}, cloud {0}, horse {0}, lantern {0}, "
+    "winter {0}, copper {0}."
+)
+GOAL = Goal(0.97)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=3, help="rounds")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens per answer")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[0, 2, 5, 8], help="fixed draft lengths; 0: plain")
+    add_small_arguments(parser)
+
+
+def run(options: argparse.Namespace, session: Session) -> Result:
+    asyncio.run(_measure(options, session))
+    rows = session.rows
+    ratios: dict[str, Ratio] = {}
+    series: dict[str, list[tuple[float, float]]] = {}
+    for batch in options.batches:
+        speeds = {name: [row["batches"][str(batch)][name] for row in rows] for name in _names(options)}
+        fixed = {name: values for name, values in speeds.items() if name != "goodput"}
+        best = max(fixed, key=lambda name: statistics.median(fixed[name]))
+        shares = [ours / other for ours, other in zip(speeds["goodput"], speeds[best], strict=True)]
+        ratios[f"batch.goodput_vs_best_fixed.{batch}"] = ratio(shares, GOAL)
+        ratios[f"batch.goodput_vs_plain.{batch}"] = ratio(
+            [ours / plain for ours, plain in zip(speeds["goodput"], speeds["length 0"], strict=True)]
+        )
+        for name, values in speeds.items():
+            series.setdefault(name, []).append((float(batch), statistics.median(values)))
+    chart = Lines("batch", f"Goodput policy, {options.model}", "batch", "tokens per second", series, doubling=True)
+    notes = (
+        f"{len(rows)} rounds of {options.tokens} tokens per answer, drafter ngram, behind one unmeasured round. The "
+        f"best fixed length is that of the highest median at its batch size. {session.stopped_early}"
+    )
+    return Result("Goodput policy at every batch size", ratios, notes.rstrip(), (chart,))
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    return ["goodput", *(f"length {length}" for length in options.lengths)]
+
+
+async def _measure(options: argparse.Namespace, session: Session) -> None:
+    from bench.deployment import Up
+
+    async with Up(*up_arguments(options), "--policy", "goodput") as up:
+        await _round(up, options, -1, session)
+        for key in session.todo([f"round {i}" for i in range(options.prompts)]):
+            session.record(key, {"batches": await _round(up, options, int(key.split()[1]), session)})
+
+
+async def _round(up: object, options: argparse.Namespace, number: int, session: Session) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for batch in options.batches:
+        names = _names(options)
+        names = names[number % len(names) :] + names[: number % len(names)]
+        found[str(batch)] = {name: round(await _speed(up, name, batch, number, options.tokens), 3) for name in names}
+        session.say(f"round {number}, batch {batch}: {found[str(batch)]}")
+    return found
+
+
+async def _speed(up: object, name: str, batch: int, number: int, tokens: int) -> float:
+    """Tokens per second of the whole batch."""
+    from bench.deployment import Up
+
+    assert isinstance(up, Up)
+    length = None if name == "goodput" else int(name.split()[1])
+    speculation: SpeculationMode = "auto" if length is None else "on" if length else "off"
+    started = time.perf_counter()
+    answers = await asyncio.gather(
+        *(
+            up.client.complete(
+                messages=[{"role": "user", "content": PROMPT.format(100 * (number + 1) + i)}],
+                max_tokens=tokens,
+                min_tokens=tokens,
+                temperature=0.0,
+                speculation=speculation,
+                draft_length=length or None,
+            )
+            for i in range(batch)
+        )
+    )
+    return sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - started)

@@ -88,10 +88,10 @@ async def test_a_worker_that_hangs_is_not_alive() -> None:
             return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status)
 
     async def is_alive() -> bool:
-        return await liveness() == SERVING
+        return bool(await liveness() == SERVING)
 
     async def is_dead() -> bool:
-        return await liveness() == NOT_SERVING
+        return bool(await liveness() == NOT_SERVING)
 
     try:
         async with linked(address) as (link, ear):

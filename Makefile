@@ -73,7 +73,7 @@ format: $(VENV)/.dev ## Format the code and fix what ruff can fix
 	$(PY) -m ruff check --fix-only
 	$(PY) -m ruff format
 
-bench: $(VENV)/.dev ## Measure, and write docs/benchmarks.md
+bench: $(VENV)/.dev ## Measure for at most 40 minutes, and write docs/benchmarks.md (ARGS="NAME --help": one benchmark)
 	$(PY) -m bench $(ARGS)
 
 clean: ## Remove .venv, caches and build output (models stay)

@@ -2,6 +2,7 @@
 #
 #   docker build --target scheduler --tag outrider-scheduler:0.1.0 .     # scheduler and gateway, without torch
 #   docker build --target worker    --tag outrider-worker:0.1.0 .        # target and draft workers
+#   docker build --target ray       --tag outrider-ray:0.1.0 .           # both, and Ray, for the overlay ray
 #
 # They run as user 10001, need no writable file but what is mounted at /tmp and (workers) /models, and take their
 # settings from OUTRIDER_* and from the file that OUTRIDER_CONFIG names. Build arguments:
@@ -37,6 +38,10 @@ FROM torch AS worker-environment
 COPY --from=wheel /wheels /wheels
 RUN /opt/outrider/bin/python -m pip install --find-links /wheels 'outrider[worker]'
 
+FROM torch AS ray-environment
+COPY --from=wheel /wheels /wheels
+RUN /opt/outrider/bin/python -m pip install --find-links /wheels 'outrider[scheduler,worker,ray]' 'ray[default]'
+
 FROM ${PYTHON_IMAGE} AS runtime
 RUN groupadd --gid 10001 outrider \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin outrider
@@ -55,3 +60,8 @@ COPY --from=worker-environment /opt/outrider /opt/outrider
 ENV OUTRIDER_HOME=/models
 EXPOSE 50061 50062 50060
 CMD ["target"]
+
+FROM runtime AS ray
+COPY --from=ray-environment /opt/outrider /opt/outrider
+ENV OUTRIDER_HOME=/models RAY_USAGE_STATS_ENABLED=0
+CMD ["up"]

@@ -15,7 +15,8 @@ from tools.dockerfile import Build, context, instruction, read_dockerfile
 from tools.manifest import ROOT, Json, Manifest, containers
 
 DOCKERFILES = (ROOT / "Dockerfile", ROOT / "Dockerfile.cuda")
-IMAGES = {("Dockerfile", "scheduler"), ("Dockerfile", "worker"), ("Dockerfile.cuda", "worker")}
+IMAGES = {("Dockerfile", "scheduler"), ("Dockerfile", "worker"), ("Dockerfile", "ray"), ("Dockerfile.cuda", "worker")}
+OF_BASE = {"outrider-scheduler", "outrider-worker"}
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -47,7 +48,7 @@ def test_the_manifests_name_the_images_of_this_version() -> None:
     manifest = Manifest.render(ROOT / "k8s" / "base")
     names = {str(c["image"]) for item in workloads(manifest) for c in containers(item["spec"]["template"]["spec"])}
     ours = {name for name in names if name.startswith("outrider")}
-    assert ours == {f"outrider-{target}:{__version__}" for _, target in IMAGES}
+    assert ours == {f"{name}:{__version__}" for name in OF_BASE}
     for path in DOCKERFILES:
         tags = re.findall(r"--tag \S+:(\S+)", path.read_text())
         assert set(tags) == {__version__}

@@ -1,4 +1,4 @@
-"""The rendered overlay local-cpu with a real model: what its init container verifies is what its targets answer with."""
+"""The rendered overlay local-cpu with a real model: what its init container verified is what answers."""
 
 from __future__ import annotations
 

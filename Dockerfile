@@ -2,7 +2,7 @@
 #
 #   docker build --target scheduler --tag outrider-scheduler:0.1.0 .     # scheduler and gateway, without torch
 #   docker build --target worker    --tag outrider-worker:0.1.0 .        # target and draft workers
-#   docker build --target ray       --tag outrider-ray:0.1.0 .           # both, and Ray, for the overlay ray
+#   docker build --target ray       --tag outrider-ray:0.1.0 .           # all roles and Ray, for the component kuberay
 #
 # They run as user 10001, need no writable file but what is mounted at /tmp and (workers) /models, and take their
 # settings from OUTRIDER_* and from the file that OUTRIDER_CONFIG names. Build arguments:

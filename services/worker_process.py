@@ -51,10 +51,10 @@ class ServeOptions:
     tls: TlsFiles | None = None
     grace: float = 30.0
     stall_after: float = 30.0
+    hang_after: float = 150.0
     check_every: float = 0.5
     health_address: str | None = None
     ignore_sigint: bool = False
-    hang_after: float = 150.0
 
 
 class WorkerCrashed(Exception):
@@ -116,6 +116,7 @@ class _WorkerProcess:
         self._options = options
         self._stop = stop
         self._state = "ready"
+        self._hangs = False
 
     async def run(
         self, streams: StreamServer[Any, Any, Any, Any], service: str, on_ready: OnReady | None, lease: MakeLease | None
@@ -129,7 +130,6 @@ class _WorkerProcess:
             with _signals(self._stop, self._options.ignore_sigint):
                 async with lease(address) if lease else contextlib.nullcontext():
                     await self.server.set_ready(True)
-        self._hangs = False
                     if on_ready is not None:
                         await on_ready(address)
                     await self._watch()
@@ -148,11 +148,20 @@ class _WorkerProcess:
                 await asyncio.wait_for(self._stop.wait(), self._options.check_every)
             if self._worker.crash is not None:
                 raise WorkerCrashed(f"the worker's loop ended: {self._worker.crash!r}")
+            await self._follow_liveness()
             state = "suspended" if self.progress.stalled else "ready"
             if state != self._state:
                 log.warning("worker is %s", "ready again" if state == "ready" else "not making progress")
                 self._state = state
                 await self.server.set_ready(state == "ready")
+
+    async def _follow_liveness(self) -> None:
+        """A forward that hangs cannot be ended but with its process, which is up to whoever started it."""
+        hangs = self.progress.waited > self._options.hang_after
+        if hangs != self._hangs:
+            log.warning("worker hangs: it must be started again" if hangs else "worker hangs no more")
+            self._hangs = hangs
+            await self.server.set_health("liveness", not hangs)
 
     async def _drain(self, streams: StreamServer[Any, Any, Any, Any]) -> None:
         """Running sequences end in their own time; streams stay open for them."""
@@ -163,21 +172,12 @@ class _WorkerProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.grace):
                 # The counters live on the worker's thread, which knows no event of ours.
-            await self._follow_liveness()
                 while self._worker.load().sequences and streams.open_streams:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
 
 async def _stop_worker(worker: StreamWorker[Any, Any]) -> None:
     """On a daemon thread: a forward that hangs must not keep the process alive."""
-    async def _follow_liveness(self) -> None:
-        """A forward that hangs cannot be ended but with its process, which is up to whoever started it."""
-        hangs = self.progress.waited > self._options.hang_after
-        if hangs != self._hangs:
-            log.warning("worker hangs: it must be started again" if hangs else "worker hangs no more")
-            self._hangs = hangs
-            await self.server.set_health("liveness", not hangs)
-
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 

@@ -25,8 +25,8 @@ GOAL = Goal(0.97)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=3, help="rounds")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens per answer")
+    parser.add_argument("--prompts", type=int, default=2, help="rounds")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--lengths", type=int, nargs="+", default=[0, 2, 5, 8], help="fixed draft lengths; 0: plain")
     add_small_arguments(parser)

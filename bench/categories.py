@@ -22,7 +22,7 @@ GOAL = Goal(0.98)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=1, help="questions of each category")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens per answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3, 6], help="fixed draft lengths to compare with")
     parser.add_argument("--policy", default="goodput", choices=("goodput", "threshold"))
     add_pair_arguments(parser)

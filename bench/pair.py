@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bench.peers.known import NAMES
     from bench.stock import KINDS
 
-    parser.add_argument("--prompts", type=int, default=8, help="HumanEval prompts")
+    parser.add_argument("--prompts", type=int, default=6, help="HumanEval prompts")
     parser.add_argument("--tokens", type=int, default=128, help="tokens per answer")
     parser.add_argument("--stock", nargs="*", choices=KINDS, default=list(KINDS), help="of transformers")
     parser.add_argument("--peers", nargs="*", choices=NAMES, default=[], help="others, each in its own environment")

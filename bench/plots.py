@@ -13,7 +13,8 @@ COLOURS = ("#2f6fb0", "#e08a1e", "#4a9a5b", "#b5485d", "#7a62a8", "#6b7280", "#2
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One bar per label: the median of its values; the values themselves as points."""
+    """One bar per label: the median of its values; the values themselves as points. Labels that begin with the same
+    words before a comma have one colour."""
 
     name: str
     title: str
@@ -41,7 +42,8 @@ def draw(chart: Chart, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 3.8), layout="constrained", facecolor="white")
+    height = 1.2 + 0.32 * len(chart.values) if isinstance(chart, Bars) else 3.8
+    figure = Figure(figsize=(7.2, max(height, 2.2)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
     axes.set_title(chart.title, loc="left", fontsize=11)
@@ -56,10 +58,11 @@ def draw(chart: Chart, path: Path) -> None:
 
 def _bars(axes: Any, chart: Bars) -> None:
     labels = list(chart.values)[::-1]
+    kinds = list(dict.fromkeys(label.partition(",")[0] for label in chart.values))
     for i, label in enumerate(labels):
         values = chart.values[label]
         median = statistics.median(values)
-        axes.barh(i, median, height=0.62, color=COLOURS[(len(labels) - 1 - i) % len(COLOURS)], alpha=0.85)
+        axes.barh(i, median, height=0.62, color=COLOURS[kinds.index(label.partition(",")[0]) % len(COLOURS)])
         axes.plot(values, [i] * len(values), ".", color="#222222", alpha=0.35, markersize=4)
         axes.annotate(f" {median:.3g}", (max([median, *values]), i), va="center", fontsize=9)
     axes.set_yticks(range(len(labels)), labels, fontsize=9)

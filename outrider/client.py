@@ -31,6 +31,7 @@ from outrider.events import (
     decode_status,
 )
 from outrider.request import GenerateOptions, encode_request
+from outrider.tracing import client_call
 from outrider.v1 import control_service_pb2 as control
 from outrider.v1 import control_service_pb2_grpc as control_grpc
 from outrider.v1 import generation_service_pb2 as pb
@@ -89,25 +90,30 @@ class AsyncClient:
         does it at once).
         """
         request = encode_request(prompt, options)
-        call = pb_grpc.GenerationServiceStub(self._channel).Generate(
-            request, timeout=options.get("timeout"), metadata=self._metadata
-        )
-        received: int | None = None
-        running = max(request.n, 1)
-        try:
-            async for message in call:
-                event = decode_event(message)
-                if event is None:
-                    continue
-                received = (received or 0) + (len(event.token_ids) if isinstance(event, Tokens) else 0)
-                yield event
-                running -= isinstance(event, Finished)
-                if not running:
-                    return
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self.address, received) from None
-        finally:
-            call.cancel()
+        context = (options.get("traceparent", ""), options.get("tracestate", ""))
+        with client_call(self.address, request.model, *context) as traced:
+            call = pb_grpc.GenerationServiceStub(self._channel).Generate(
+                request, timeout=options.get("timeout"), metadata=(*(self._metadata or ()), *traced.metadata)
+            )
+            received: int | None = None
+            running = max(request.n, 1)
+            try:
+                async for message in call:
+                    event = decode_event(message)
+                    if event is None:
+                        continue
+                    received = (received or 0) + (len(event.token_ids) if isinstance(event, Tokens) else 0)
+                    running -= isinstance(event, Finished)
+                    if not running:
+                        traced.finished()
+                    yield event
+                    if not running:
+                        return
+            except grpc.aio.AioRpcError as error:
+                traced.failed(error)
+                raise from_rpc(error, self.address, received) from None
+            finally:
+                call.cancel()
         raise ServerError(f"{self.address} ended the answer without its last event")
 
     async def complete(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:

@@ -63,6 +63,8 @@ class GenerateOptions(TypedDict, total=False):
 
     At most one of json_schema (JSON text, or the schema as a mapping), json_object, regex, choice and lark (a grammar
     in llguidance's dialect) says what the answer must match. timeout: seconds for the whole call.
+
+    traceparent, tracestate: W3C trace context that the call belongs to; empty: what the program's OpenTelemetry says.
     """
 
     messages: Sequence[Mapping[str, Any]] | None
@@ -102,6 +104,8 @@ class GenerateOptions(TypedDict, total=False):
     draft_length: int | None
     request_id: str
     timeout: float | None
+    traceparent: str
+    tracestate: str
 
 
 def encode_request(prompt: str | None, options: GenerateOptions) -> pb.GenerateRequest:

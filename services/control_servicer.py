@@ -27,7 +27,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ReportedWorker(Protocol):
-    identity: Identity
+    @property
+    def identity(self) -> Identity: ...
 
     def load(self) -> Load: ...
 

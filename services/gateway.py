@@ -21,6 +21,7 @@ from services.choices import side_by_side
 from services.generation import ChatPrompt, ChoiceFinished, ChoiceStarted, GatewayEvent, TextTokens, UserRequest
 from services.loaded_model import LoadedModel
 from services.prompts import echoed_text, prompt_token_ids
+from services.telemetry.tracing_context import current_call
 from services.text_stops import TextStops
 from services.tokenizer import InvalidTokenizer
 from services.tools import parse_tool_calls
@@ -118,6 +119,9 @@ class Gateway:
         check_something_left(sampling, stop, vocabulary_size)
         await self._judge_grammar(request.grammar)
         traceparent, tracestate = trace_context_of(request.traceparent, request.tracestate)
+        call = current_call.get()
+        if call is not None:
+            traceparent = call.context.traceparent
         generation = GenerationRequest(
             token_ids=token_ids,
             sampling=sampling,
@@ -132,6 +136,7 @@ class Gateway:
             request_id=request.request_id,
             traceparent=traceparent,
             tracestate=tracestate,
+            traced=call is not None,
         )
         if self._log_prompts:
             prompt = model.tokenizer.decode(token_ids)

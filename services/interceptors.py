@@ -1,20 +1,48 @@
-"""What happens to a call before its servicer: is the caller allowed to call?"""
+"""What happens to a call before its servicer: is the caller allowed to call? And around it: how did it end?"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 
 from services.api_keys import REFUSAL, ApiKeys
 from services.errors import Unauthenticated, abort
+from services.telemetry.tracing_calls import Calls
+from services.telemetry.tracing_context import Call
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 """Probes carry no key, and learn nothing but up or down."""
 
+TRACED_METHODS = (
+    "/outrider.v1.GenerationService/Generate",
+    "/outrider.v1.TargetService/Verify",
+    "/outrider.v1.DraftService/Draft",
+)
+"""Those that do work; all write through their context, so that a cancel reaches them."""
+
+SERVER_FAULTS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""Codes by which a server's span counts as failed, as OpenTelemetry has it: others are the caller's own doing."""
+
+_TURNS = 10
+"""Of the event loop: a cancel that ended the requests reaches the handler's task by then."""
+
 if TYPE_CHECKING:
     _Interceptor = grpc.aio.ServerInterceptor[Any, Any]
+    _Context = grpc.aio.ServicerContext[Any, Any]
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]]
 else:
     _Interceptor = grpc.aio.ServerInterceptor  # generic in its stubs alone
 
@@ -26,19 +54,84 @@ class ApiKeyInterceptor(_Interceptor):
         self._keys = ApiKeys(keys)
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler:
         if str(handler_call_details.method).startswith(HEALTH_PREFIX) or self._allows(handler_call_details):
             return await continuation(handler_call_details)
         # Answers a method of any kind, before it reads a message.
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
     def _allows(self, details: grpc.HandlerCallDetails) -> bool:
-        value = dict(details.invocation_metadata or ()).get("authorization", "")
-        return isinstance(value, str) and self._keys.allow(value)
+        return self._keys.allow(_text_metadata(details).get("authorization", ""))
 
 
-async def _refuse(requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+class TracingInterceptor(_Interceptor):
+    """Makes each call of TRACED_METHODS the span above what is done for it, with the status that the caller sees."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def intercept_service(
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler:
+        handler: _Handler | None = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or method not in TRACED_METHODS:
+            return handler  # type: ignore[return-value]  # None: nobody serves this method
+        metadata = _text_metadata(handler_call_details)
+        serving = (handler.request_deserializer, handler.response_serializer)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._traced(method, metadata, handler.stream_stream, True), *serving
+            )
+        return grpc.unary_stream_rpc_method_handler(
+            self._traced(method, metadata, handler.unary_stream, False), *serving
+        )
+
+    def _traced(self, method: str, metadata: Mapping[str, str], behavior: Any, streaming: bool) -> Any:
+        async def traced(request: Any, context: _Context) -> None:
+            with self._calls.answering(metadata.get("traceparent", ""), metadata.get("tracestate", "")) as call:
+                code = grpc.StatusCode.UNKNOWN
+                try:
+                    await behavior(request, context)
+                    for _ in range(_TURNS if streaming else 0):  # one whose caller is gone looks closed at first
+                        await asyncio.sleep(0)
+                    code = _told(context) or grpc.StatusCode.OK
+                except asyncio.CancelledError:
+                    code = _cancelled(call, context)
+                    raise
+                except BaseException:
+                    code = _told(context) or grpc.StatusCode.UNKNOWN
+                    raise
+                finally:
+                    self._end(call, method, code)
+
+        return traced
+
+    def _end(self, call: Call, method: str, code: grpc.StatusCode) -> None:
+        name = method.removeprefix("/")
+        attributes = {"rpc.system.name": "grpc", "rpc.method": name, "rpc.response.status_code": code.name}
+        failed = code in SERVER_FAULTS
+        self._calls.end(call, name, {**attributes, **({"error.type": code.name} if failed else {})}, code.name * failed)
+
+
+def _told(context: _Context) -> grpc.StatusCode | None:
+    """What the servicer set; None if nothing. The stubs know no None."""
+    return cast(Any, context).code()  # type: ignore[no-any-return]
+
+
+def _cancelled(call: Call, context: _Context) -> grpc.StatusCode:
+    """What ended the handler from outside."""
+    if call.answered:
+        return grpc.StatusCode.OK
+    late = context.time_remaining() == 0
+    return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+
+
+async def _refuse(requests: object, context: _Context) -> NoReturn:
     await abort(context, Unauthenticated(REFUSAL))
+
+
+def _text_metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:
+    pairs = details.invocation_metadata or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}

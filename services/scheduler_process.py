@@ -8,13 +8,14 @@ import ipaddress
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from outrider.v1 import control_service_pb2_grpc as control_grpc
 from outrider.v1 import generation_service_pb2_grpc as generation_grpc
 from outrider.version import __version__
 from scheduler.audit import ignore
+from scheduler.entries import Reader
 from scheduler.links import AnyLink, LinkFactory, SequenceRecord
 from scheduler.scheduler import Scheduler
 from services import control_servicer, generation_servicer, grammar_check, logs, metrics
@@ -31,11 +32,11 @@ from services.links import LinkConfig, link_factory
 from services.metadata import Metadata, RedisRecorder
 from services.redis_client import require, with_tls
 from services.rounds import RoundStore
-from services.rounds import RoundStore
 from services.server import PortInUse, Server, ServerConfig, TlsFiles
 from services.settings import SchedulerSettings
 from services.start_error import ExitCode, StartError
 from services.telemetry.metrics_process import exported, watch_scheduler
+from services.telemetry.tracing_start import SchedulerTracing, trace_scheduler
 from specdec.messages import Epoch, Role
 from specdec.params import AcceptRule
 
@@ -78,11 +79,15 @@ async def serve_scheduler(
     stop = stop or asyncio.Event()
     async with AsyncExitStack() as stack:
         stack.enter_context(_signals(stop))
-        server = _server(settings)
+        tracing = trace_scheduler(settings)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
+        server = _server(settings, tracing)
         url = await _redis_url(settings, stack)
         recorder = RedisRecorder(url)
         rounds = RoundStore()
-        scheduler = _scheduler(settings, recorder, rounds)
+        readers: list[Reader] = [rounds.read, *([tracing.reader] if tracing else [])]
+        scheduler = _scheduler(settings, recorder, readers)
         static = (*settings.targets, *settings.drafters)
         watcher = WorkerWatcher(url, scheduler, static=static)
         gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check, settings.log_prompts)
@@ -92,7 +97,8 @@ async def serve_scheduler(
         address = await _listen(server, settings, gateway, scheduler, recorder, watcher, rounds)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
         ui = UiRoutes(gateway, rounds, StatusBoard(scheduler, rounds, watcher.leases))
-        http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render, ui)
+        calls = tracing.calls if tracing else None
+        http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render, ui, calls)
         url_of_http = await http.start()
         stack.push_async_callback(http.close, LAST_CALLS_SECONDS)
         stack.callback(rounds.close)
@@ -102,8 +108,8 @@ async def serve_scheduler(
         for role, addresses in ((Role.TARGET, settings.targets), (Role.DRAFT, settings.drafters)):
             for worker in addresses:
                 scheduler.add_worker(role, worker)
-        log.info("serving at %s and %s", address, url_of_http)
         await server.set_health("startup", True)  # it has started; whether a target is there is readiness
+        log.info("serving at %s and %s", address, url_of_http)
         if on_http_ready is not None:
             await on_http_ready(url_of_http)
         if on_ready is not None:
@@ -142,7 +148,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _scheduler(settings: SchedulerSettings, recorder: Metadata, rounds: RoundStore) -> Scheduler:
+def _scheduler(settings: SchedulerSettings, recorder: Metadata, readers: Sequence[Reader]) -> Scheduler:
     return Scheduler(
         settings.scheduler_config(),
         make_links(settings),
@@ -150,7 +156,7 @@ def _scheduler(settings: SchedulerSettings, recorder: Metadata, rounds: RoundSto
         metrics.process_metrics(),
         settings.audit_config(),
         AuditFolder(settings.audit_dir) if settings.audit_dir else ignore,
-        readers=[rounds.read],
+        readers=readers,
     )
 
 
@@ -169,11 +175,12 @@ def make_links(settings: SchedulerSettings) -> LinkFactory:
     return make_link
 
 
-def _server(settings: SchedulerSettings) -> Server:
+def _server(settings: SchedulerSettings, tracing: SchedulerTracing | None) -> Server:
     tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host.strip("[]") else settings.grpc_host
     config = ServerConfig((f"{host}:{settings.grpc_port}",), tls, health_address=settings.health_listen)
-    return Server(config, [ApiKeyInterceptor(settings.api_keys)] if settings.api_keys else [])
+    keys = [ApiKeyInterceptor(settings.api_keys)] if settings.api_keys else []
+    return Server(config, [*keys, *([tracing.interceptor] if tracing else [])])
 
 
 async def _redis_url(settings: SchedulerSettings, stack: AsyncExitStack) -> str:

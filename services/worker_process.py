@@ -21,7 +21,9 @@ from services.draft_servicer import DraftServicer
 from services.progress import Progress
 from services.server import Server, ServerConfig, TlsFiles
 from services.target_servicer import TargetServicer
-from services.worker_stream import StreamServer, StreamWorker
+from services.telemetry.tracing_start import WorkerTracing
+from services.telemetry.tracing_worker import TracedWorker
+from services.worker_stream import ItemIn, ResultOut, StreamServer, StreamWorker
 from specdec.messages import DraftItem, DraftResult, TargetItem, TargetResult, TokenizerBundle
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class ServeOptions:
     health_address: of a second listener, for health alone and without TLS.
 
     ignore_sigint: for a child of a launcher, since a terminal sends Ctrl-C to all of them; else SIGINT drains too.
+    tracing: closed in the end.
     """
 
     tls: TlsFiles | None = None
@@ -55,6 +58,7 @@ class ServeOptions:
     check_every: float = 0.5
     health_address: str | None = None
     ignore_sigint: bool = False
+    tracing: WorkerTracing | None = None
 
 
 class WorkerCrashed(Exception):
@@ -77,8 +81,9 @@ async def serve_target(
     listen: `HOST:PORT` or `unix:PATH`. on_ready is told the real address. lease(address) is held while new sequences
     are welcome.
     """
-    process = _WorkerProcess(worker, listen, options or ServeOptions(), stop or asyncio.Event(), bundle.tokenizer_json)
-    servicer = TargetServicer(worker, bundle, process.progress)
+    options = options or ServeOptions()
+    process = _WorkerProcess(worker, listen, options, stop or asyncio.Event(), bundle.tokenizer_json)
+    servicer = TargetServicer(_traced(worker, options.tracing), bundle, process.progress)
     target_grpc.add_TargetServiceServicer_to_server(servicer, process.server.grpc)
     await process.run(servicer.streams, target_servicer.SERVICE_NAME, on_ready, lease)
 
@@ -94,10 +99,15 @@ async def serve_draft(
     stop: asyncio.Event | None = None,
 ) -> None:
     """As `serve_target`, for a draft worker. tokenizer_json: of its model, if it has one."""
-    process = _WorkerProcess(worker, listen, options or ServeOptions(), stop or asyncio.Event(), tokenizer_json)
-    servicer = DraftServicer(worker, process.progress)
+    options = options or ServeOptions()
+    process = _WorkerProcess(worker, listen, options, stop or asyncio.Event(), tokenizer_json)
+    servicer = DraftServicer(_traced(worker, options.tracing), process.progress)
     draft_grpc.add_DraftServiceServicer_to_server(servicer, process.server.grpc)
     await process.run(servicer.streams, draft_servicer.SERVICE_NAME, on_ready, lease)
+
+
+def _traced(worker: StreamWorker[ItemIn, ResultOut], tracing: WorkerTracing | None) -> StreamWorker[ItemIn, ResultOut]:
+    return worker if tracing is None else TracedWorker(worker, tracing.tracing)
 
 
 class _WorkerProcess:
@@ -110,7 +120,10 @@ class _WorkerProcess:
         tokenizer_json: bytes | None,
     ) -> None:
         self._tokenizer_json = tokenizer_json
-        self.server = Server(ServerConfig((listen,), options.tls, health_address=options.health_address))
+        self.server = Server(
+            ServerConfig((listen,), options.tls, health_address=options.health_address),
+            [options.tracing.interceptor] if options.tracing else [],
+        )
         self.progress = Progress(worker.load, options.stall_after)
         self._worker = worker
         self._options = options
@@ -140,6 +153,8 @@ class _WorkerProcess:
             await _stop_worker(self._worker)
             streams.finish()
             await self.server.drain(grace=STREAM_GRACE)
+            if self._options.tracing is not None:
+                await self._options.tracing.close()
 
     async def _watch(self) -> None:
         """Until it is told to stop. Readiness follows progress. Raises WorkerCrashed."""

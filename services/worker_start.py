@@ -133,9 +133,10 @@ def model_identity(worker_id: str, role: Role, name: str, model: LanguageModel, 
     )
 
 
-def serve_options(settings: ServingSettings, listen: str) -> ServeOptions:
+def serve_options(settings: TargetSettings | DraftSettings, listen: str) -> ServeOptions:
     """Raises StartError if the address is public and nothing protects it."""
     from services.server import TlsFiles
+    from services.telemetry.tracing_start import trace_worker
     from services.worker_process import ServeOptions
 
     refuse_exposed(listen, settings)
@@ -147,6 +148,7 @@ def serve_options(settings: ServingSettings, listen: str) -> ServeOptions:
         grace=settings.drain_timeout,
         health_address=settings.health_listen,
         ignore_sigint=bool(os.environ.get(logs.LAUNCHED_VARIABLE)),
+        tracing=trace_worker(settings),
     )
 
 

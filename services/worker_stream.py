@@ -38,9 +38,13 @@ MAX_PENDING_RESULTS = 16_384
 class StreamWorker(Protocol[ItemIn, ResultOut]):
     """`TargetWorker` or `DraftWorker`. `deliver` is called on the worker's thread."""
 
-    identity: Identity
-    crash: Exception | None
-    """What ended its loop, if anything did."""
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def crash(self) -> Exception | None:
+        """What ended its loop, if anything did."""
+        ...
 
     def start(self) -> None: ...
 

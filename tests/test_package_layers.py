@@ -131,7 +131,7 @@ def normal(name: str) -> str:
 @pytest.mark.parametrize(
     ("packages", "extras"),
     [
-        (["outrider"], []),
+        (["outrider"], ["tracing"]),
         (["scheduler"], []),
         (["specdec", "draft_worker", "target_worker"], ["service", "worker"]),
         (["services"], ["service", "scheduler", "worker", "embedded", "ray"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ def _options(question: Question, chat: bool) -> tuple[str | None, GenerateOption
     names = question.__dataclass_fields__.keys() & GenerateOptions.__annotations__.keys()
     options = cast(GenerateOptions, {name: getattr(question, name) for name in names})
     options["choice"] = question.choice or None
+    options["traceparent"] = os.environ.get("TRACEPARENT", "")
+    options["tracestate"] = os.environ.get("TRACESTATE", "")
     if chat:
         options["messages"] = [{"role": "user", "content": question.prompt}]
         return None, options

@@ -15,6 +15,7 @@ from services.cli.answer import Answer, AnswerView
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption, ask_all
 from services.cli.question import Question, read_biases, read_file
 from services.start_error import ExitCode, StartError
+from services.telemetry.tracing_client import client_tracing
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -152,7 +153,8 @@ def generate(
     )
     question.check(compare)
     connection = Connection(address, api_key, tls_ca)
-    asyncio.run(_compared(connection, question, as_json) if compare else _single(connection, question, as_json))
+    with client_tracing():
+        asyncio.run(_compared(connection, question, as_json) if compare else _single(connection, question, as_json))
 
 
 async def _single(connection: Connection, question: Question, as_json: bool) -> None:

@@ -32,7 +32,9 @@ from services.http.errors import HttpError, bad_request, error_response, on_erro
 from services.http.reading import Body, read_body
 from services.http.texts import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from services.http.token_text import Json, TokenText
+from services.http.tracing import TracedCalls
 from services.http.ui_routes import UiRoutes
+from services.telemetry.tracing_calls import Calls
 from services.tools import marks_are_tokens, writes_tool_calls
 
 DEFAULT_MAX_REQUEST_BYTES = 32 * 2**20
@@ -57,10 +59,13 @@ def make_app(
     ready: Callable[[], bool] = lambda: True,
     render_metrics: RenderMetrics | None = None,
     ui: UiRoutes | None = None,
+    calls: Calls | None = None,
 ) -> FastAPI:
-    """ready: whether a request could be answered now. render_metrics: what `/metrics` shows."""
+    """ready: whether a request could be answered now. render_metrics: what `/metrics` shows. calls: traces them."""
     config = config or HttpConfig()
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
+    if calls is not None:
+        app.add_middleware(TracedCalls, calls=calls)
     app.add_middleware(Access, keys=config.api_keys)
     if config.cors_origins:
         app.add_middleware(

@@ -77,6 +77,16 @@ class SchedulerSettings(ServingSettings):
     admission_timeout: float = Field(30.0, ge=0, le=3600, description="Seconds that a request may wait for room.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences served at once.")
 
+    trace_sample_ratio: float = Field(
+        0.05, ge=0, le=1, description="Share of requests whose trace is sent to otlp_endpoint, where no caller decided."
+    )
+    trace_slow_seconds: float = Field(
+        30.0,
+        gt=0,
+        le=86400,
+        description="Seconds after which a request is traced whatever the share; failed ones are.",
+    )
+
     audit_share: float = Field(
         0.01, ge=0, le=1, description="Share of finished answers that is decoded again plainly when idle, to compare."
     )

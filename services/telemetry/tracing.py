@@ -5,76 +5,36 @@ Spans are made after the fact, with the times at which things began and ended: n
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Protocol, Union
 
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from outrider.version import __version__
+from services.telemetry.otlp import resource
 from services.telemetry.tracing_context import TraceContext
 from services.telemetry.tracing_export import ExportLimits, SpanQueue
+from services.telemetry.tracing_span import FinishedSpan, Kind
 
 SCOPE = InstrumentationScope("outrider", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status()
-
-Attribute = Union[str, int, float, bool, tuple[str, ...]]
-Attributes = Mapping[str, Attribute]
-
-
-class Kind(Enum):
-    INTERNAL = SpanKind.INTERNAL
-    SERVER = SpanKind.SERVER
+_KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER}
 
 
 @dataclass(frozen=True, slots=True)
 class TracingConfig:
-    """endpoint: URL of the collector. service: `outrider-` and the role. instance: the worker's or scheduler's id.
-    sample_ratio: share of the traces that begin here which are recorded. slow_seconds: a request that takes longer is
-    recorded whatever the ratio."""
+    """endpoint: URL of the collector. role, instance: who we are, as in `otlp.resource`. sample_ratio: share of the
+    traces that begin here which are recorded. slow_seconds: a request that takes longer is recorded whatever the
+    ratio."""
 
     endpoint: str
-    service: str
+    role: str
     instance: str
     sample_ratio: float = 1.0
     slow_seconds: float = 30.0
     limits: ExportLimits = field(default_factory=ExportLimits)
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """An event of a span; at: seconds since the epoch."""
-
-    name: str
-    at: float
-    attributes: Attributes
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedSpan:
-    """began, ended: seconds since the epoch. error: why it failed; empty if it did not."""
-
-    name: str
-    context: TraceContext
-    parent: TraceContext | None
-    began: float
-    ended: float
-    attributes: Attributes
-    kind: Kind = Kind.INTERNAL
-    error: str = ""
-    moments: tuple[Moment, ...] = ()
-
-
-class SpanSink(Protocol):
-    """Takes a span that is to be recorded, whatever its own context says. Never blocks and never fails."""
-
-    def put(self, span: FinishedSpan) -> None: ...
 
 
 class Tracing:
@@ -83,14 +43,7 @@ class Tracing:
     def __init__(self, config: TracingConfig) -> None:
         self.config = config
         self._queue = SpanQueue(config.endpoint, config.limits)
-        self._resource = Resource.create(
-            {
-                "service.name": config.service,
-                "service.namespace": "outrider",
-                "service.instance.id": config.instance,
-                "service.version": __version__,
-            }
-        )
+        self._resource = resource(config.role, config.instance)
 
     def put(self, span: FinishedSpan) -> None:
         self._queue.put(
@@ -101,7 +54,7 @@ class Tracing:
                 resource=self._resource,
                 attributes=span.attributes,
                 events=[Event(moment.name, moment.attributes, _nanoseconds(moment.at)) for moment in span.moments],
-                kind=span.kind.value,
+                kind=_KINDS[span.kind],
                 instrumentation_scope=SCOPE,
                 status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
                 start_time=_nanoseconds(span.began),
@@ -112,11 +65,6 @@ class Tracing:
     def close(self) -> None:
         """Sends the last spans. Blocks, for a few seconds at most."""
         self._queue.close()
-
-
-def wall_clock() -> float:
-    """What to add to monotonic seconds to get seconds since the epoch."""
-    return time.time() - time.monotonic()
 
 
 def _context(context: TraceContext, remote: bool) -> SpanContext:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.telemetry.tracing import Attributes, FinishedSpan, Kind, SpanSink
 from services.telemetry.tracing_context import Call, current_call, new_trace, parse
+from services.telemetry.tracing_span import Attributes, FinishedSpan, Kind, SpanSink
 
 
 class Calls:

@@ -49,7 +49,7 @@ def new_trace(ratio: float) -> TraceContext:
 
 
 def span_id_of(sequence_id: str) -> int:
-    """Of a sequence's `request` span: the scheduler names sequences by 16 hexadecimal digits (`scheduler.verifying`)."""
+    """Of a sequence's `request` span: the scheduler names sequences by 16 hexadecimal digits."""
     return int(sequence_id, 16)
 
 
@@ -61,13 +61,20 @@ def new_span_id() -> int:
 class Call:
     """One call that is being answered: the span above its sequences. parent None: nobody told of one. started: seconds
     since the epoch. kept: one of its sequences was exported for what became of it, so the call must be too. error: how
-    one of its sequences failed."""
+    one of its sequences failed. running, finished: of its sequences."""
 
     context: TraceContext
     parent: TraceContext | None
     started: float
     kept: bool = False
     error: str = ""
+    running: int = 0
+    finished: int = 0
+
+    @property
+    def answered(self) -> bool:
+        """All that was asked for is told; a caller that hangs up now has not cancelled."""
+        return self.finished > 0 and self.running == 0
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)

@@ -11,17 +11,17 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+from services.telemetry.otlp import channel_options, quieten
+
 log = logging.getLogger(__name__)
 
-_CHATTY = ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.sdk._shared_internal")
-"""Their warnings, one per batch or even per span, are said once here instead."""
+_PROCESSOR = "opentelemetry.sdk._shared_internal"
+"""Warns of each span that falls from the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,22 @@ class SpanQueue:
 
     def __init__(self, endpoint: str, limits: ExportLimits) -> None:
         """endpoint: a URL; http:// is without TLS."""
-        for name in _CHATTY:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        quieten()
+        logging.getLogger(_PROCESSOR).setLevel(logging.ERROR)
         self._limits = limits
-        otlp = OTLPSpanExporter(endpoint, timeout=limits.timeout, channel_options=_options(endpoint))
+        otlp = OTLPSpanExporter(endpoint, timeout=limits.timeout, channel_options=channel_options(endpoint))
         self._exporter = PatientExporter(otlp, limits.rest)
-        self._processor = BatchSpanProcessor(
+        self.processor = BatchSpanProcessor(
             self._exporter, limits.queued, limits.interval * 1000, min(limits.batch, limits.queued)
         )
 
     def put(self, span: ReadableSpan) -> None:
-        self._processor.on_end(span)
+        self.processor.on_end(span)
 
     def close(self) -> None:
         """Sends what waits, within `last` seconds; then it is dropped."""
         self._exporter.end_by(time.monotonic() + self._limits.last)
-        closing = threading.Thread(target=self._processor.shutdown, name="spans-close", daemon=True)
+        closing = threading.Thread(target=self.processor.shutdown, name="spans-close", daemon=True)
         closing.start()
         closing.join(self._limits.last + self._limits.timeout)
 
@@ -105,10 +105,3 @@ class PatientExporter(SpanExporter):
         elif self._failing and not failing:
             log.info("the OpenTelemetry collector takes traces again; %d spans were dropped", self.dropped)
         self._failing = failing
-
-
-def _options(endpoint: str) -> Any:
-    """A proxy cannot reach this machine's own loopback."""
-    host = urlsplit(endpoint).hostname or ""
-    local = host == "localhost" or host == "::1" or host.startswith("127.")
-    return (("grpc.enable_http_proxy", 0),) if local else None

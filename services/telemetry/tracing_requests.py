@@ -1,5 +1,5 @@
-"""Which sequences are recorded: those that were sampled as they begin, and of the others those that failed or were slow,
-as they end.
+"""Which sequences are recorded: those that were sampled, as they go on, and of the others those that failed or were
+slow, as they end.
 
 For the latter the journal is kept meanwhile: its beginning and its end, so that a long answer fills no memory.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler.entries import Admitted, Ended, Entry
-from services.telemetry.tracing import SpanSink
 from services.telemetry.tracing_context import Call, parse
 from services.telemetry.tracing_sequence import CANCELLED, SequenceSpans
+from services.telemetry.tracing_span import SpanSink
 
 FIRST_ENTRIES = 64
 LAST_ENTRIES = 64
@@ -79,13 +79,19 @@ class RequestTraces:
         kept = None if parent.sampled else _Kept()
         spans = SequenceSpans(admitted, parent)
         self._recordings[admitted.sequence_id] = _Recording(admitted, spans, parent.span_id, kept)
+        call = self._call_of(parent.span_id)
+        if call is not None:
+            call.running += 1
 
     def _end(self, recording: _Recording, ended: Ended) -> None:
         del self._recordings[ended.sequence_id]
         failed = ended.error not in ("", CANCELLED)
         call = self._call_of(recording.call_id)
-        if call is not None and failed:
-            call.error = call.error or ended.error
+        if call is not None:
+            call.error = call.error or ended.error * failed
+            whole = ended.finish_reason is not None
+            call.finished += whole
+            call.running -= whole
         kept = recording.kept
         if kept is None or not (failed or ended.at - recording.admitted.at >= self._slow_seconds):
             return

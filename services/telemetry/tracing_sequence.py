@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler.entries import Admitted, Draft, Dropped, Ended, Entry, FellBack, Placed, Step
-from services.telemetry.tracing import Attribute, Attributes, FinishedSpan, Moment, wall_clock
 from services.telemetry.tracing_context import TraceContext, span_id_of
+from services.telemetry.tracing_span import Attribute, Attributes, FinishedSpan, Moment, wall_clock
 
 MAX_MOMENTS = 64
 """Events of one `request` span; fallbacks beyond them are counted in its attributes only."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from services.telemetry.tracing import Attribute, FinishedSpan, SpanSink, wall_clock
 from services.telemetry.tracing_context import TraceContext, parse
+from services.telemetry.tracing_span import Attribute, FinishedSpan, SpanSink, wall_clock
 from services.worker_stream import ItemIn, ResultOut, StreamWorker
 from specdec.commit import TokenSource
 from specdec.messages import (

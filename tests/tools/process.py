@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from services.settings import WorkerSettings, load
+from services.telemetry.tracing_start import WorkerTracing
 from services.worker_lease import Leased, make_lease
 from tools.table_law import TableLaw
 
@@ -26,6 +27,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, worker_id: str) -> Non
     parser.add_argument("--sharpness", type=float, default=8.0)
     parser.add_argument("--salt", default="table", help="another salt is another model")
     parser.add_argument("--context-length", type=int, default=512)
+    parser.add_argument("--otlp-endpoint", help="where spans go; none: nowhere")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds per forward or draft")
 
 
@@ -38,6 +40,17 @@ def lease_of(
     settings = load(kind, options.config).settings
     options.worker_id = getattr(settings, "worker_id")  # noqa: B009
     return lambda worker: make_lease(settings, worker)
+
+
+def tracing_of(options: argparse.Namespace, role: str) -> WorkerTracing | None:
+    """Exports quickly: a test waits for the spans."""
+    if options.otlp_endpoint is None:
+        return None
+    from services.telemetry.tracing import TracingConfig
+    from services.telemetry.tracing_export import ExportLimits
+
+    limits = ExportLimits(interval=0.02)
+    return WorkerTracing.of(TracingConfig(options.otlp_endpoint, role, options.worker_id, limits=limits))
 
 
 def law_of(options: argparse.Namespace) -> TableLaw:

@@ -17,7 +17,7 @@ from services.worker_process import ServeOptions, serve_draft
 from tools.continuations import Continuation, KnownContinuation, LawContinuation
 from tools.identities import draft_identity
 from tools.meddling import MEDDLES, MeddlingWorker
-from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, say_ready
+from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, say_ready, tracing_of
 from tools.scripted import Longer, NoTree, RandomTree, Script, ScriptedDrafter, Spoiled, WrongFrom, empty, oracle
 
 
@@ -64,7 +64,8 @@ def main() -> None:
         DraftConfig(options.worker_id, SECRET), drafter, draft_identity(options.worker_id, drafter="scripted")
     )
     meddling = MeddlingWorker(worker, MEDDLES[options.meddle]())
-    asyncio.run(serve_draft(meddling, options.listen, on_ready=say_ready, options=ServeOptions(grace=5.0)))
+    serving = ServeOptions(grace=5.0, tracing=tracing_of(options, "draft"))
+    asyncio.run(serve_draft(meddling, options.listen, on_ready=say_ready, options=serving))
 
 
 if __name__ == "__main__":

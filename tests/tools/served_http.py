@@ -12,6 +12,7 @@ from services import grammar_check
 from services.gateway import Gateway, Generator
 from services.http.app import HttpConfig, RenderMetrics, make_app
 from services.http.server import HttpServer
+from services.telemetry.tracing_calls import Calls
 
 
 @asynccontextmanager
@@ -20,11 +21,11 @@ async def served_http(
     config: HttpConfig | None = None,
     ready: Callable[[], bool] = lambda: True,
     render_metrics: RenderMetrics | None = None,
+    calls: Calls | None = None,
 ) -> AsyncIterator[str]:
     """Yields the URL, without /v1."""
-    app = make_app(
-        Gateway(scheduler, check_grammar=grammar_check.check), config, ready=ready, render_metrics=render_metrics
-    )
+    gateway = Gateway(scheduler, check_grammar=grammar_check.check)
+    app = make_app(gateway, config, ready=ready, render_metrics=render_metrics, calls=calls)
     server = HttpServer(app, "127.0.0.1", 0)
     try:
         yield await server.start()

@@ -13,7 +13,7 @@ from specdec.drafter import Drafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.ngram import NgramDrafter
 from tools.identities import draft_identity, words
-from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, lease_of, say_ready
+from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, lease_of, say_ready, tracing_of
 from tools.table_drafter import TableDrafter
 from tools.table_model import TableModel
 
@@ -32,7 +32,11 @@ def main() -> None:
     worker = DraftWorker(DraftConfig(options.worker_id, SECRET), drafter, identity)
     asyncio.run(
         serve_draft(
-            worker, options.listen, on_ready=say_ready, lease=make_lease(worker), options=ServeOptions(grace=5.0)
+            worker,
+            options.listen,
+            on_ready=say_ready,
+            lease=make_lease(worker),
+            options=ServeOptions(grace=5.0, tracing=tracing_of(options, "draft")),
         )
     )
 

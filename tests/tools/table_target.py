@@ -10,7 +10,7 @@ from services.worker_process import ServeOptions, serve_target
 from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
 from tools.identities import target_identity, tokenizer_bundle
-from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, lease_of, say_ready
+from tools.process import SECRET, add_common_arguments, end_with_starter, law_of, lease_of, say_ready, tracing_of
 from tools.table_model import Fault, FaultKind, TableModel
 
 
@@ -44,7 +44,7 @@ def main() -> None:
             options.listen,
             on_ready=say_ready,
             lease=make_lease(worker),
-            options=ServeOptions(grace=5.0),
+            options=ServeOptions(grace=5.0, tracing=tracing_of(options, "target")),
         )
     )
 

@@ -70,6 +70,7 @@ class DraftSequence:
             self.plan.draft_length,
             1 if self.sampling.accept_rule is AcceptRule.BLOCK else self.plan.width,
             self.mask,
+            self.plan.min_confidence,
         )
 
     def _look_ahead(self, now: float) -> None:

@@ -77,7 +77,8 @@ class Control:
 
     def asked(self, decision: Decision) -> DraftPlan:
         """The plan that the drafter is told now. A probe never drafts ahead."""
-        self.plan = DraftPlan(decision.draft_length, decision.width, 1 if decision.probe else decision.window)
+        window = 1 if decision.probe else decision.window
+        self.plan = DraftPlan(decision.draft_length, decision.width, window, decision.min_confidence)
         self.may_be_ahead = self.may_be_ahead or self.plan.window > 1
         self._asked_lengths.append(decision.draft_length)
         return self.plan
@@ -85,7 +86,10 @@ class Control:
     def forwarded(self, base_length: int, prefix_digest: bytes, candidates: CandidateTree) -> None:
         room = self._max_length - 1 - base_length
         asked = min([room, *self._asked_lengths])
-        self._in_flight.forwarded(base_length, prefix_digest, candidates, short=candidates.draft_length < asked)
+        # A drafter that stopped where it doubts has not missed the depths behind.
+        doubts = candidates.certainty < self.plan.min_confidence
+        short = candidates.draft_length < asked and not doubts
+        self._in_flight.forwarded(base_length, prefix_digest, candidates, short)
         if self._open_end is not None and base_length < len(self._log):
             self._ahead_block(candidates.below(self._log.since(base_length)) is not None, self._open_end)
 

@@ -175,14 +175,16 @@ def salvage_header(header: pb.ItemHeader) -> Header | None:
     return Header(header.sequence_id, decode_epoch(header.epoch), header.base_length, digest)
 
 
-def encode_candidates(tree: CandidateTree) -> pb.CandidateTree:
+def encode_candidates(tree: CandidateTree, confidences: bool = False) -> pb.CandidateTree:
+    """confidences: sent too, which only a scheduler has a use for."""
     laws = [pb.DraftLaw(token_ids=law.token_ids, weights=law.weights) for law in tree.laws]
-    return pb.CandidateTree(token_ids=tree.token_ids, parents=tree.parents, laws=laws)
+    sure = tree.confidences if confidences else ()
+    return pb.CandidateTree(token_ids=tree.token_ids, parents=tree.parents, laws=laws, confidences=sure)
 
 
 def decode_candidates(message: pb.CandidateTree, field: str) -> CandidateTree:
     laws = tuple(DraftLaw(tuple(law.token_ids), tuple(law.weights)) for law in message.laws)
-    tree = CandidateTree(tuple(message.token_ids), tuple(message.parents), laws)
+    tree = CandidateTree(tuple(message.token_ids), tuple(message.parents), laws, tuple(message.confidences))
     try:
         tree.validate(TOKEN_ID_LIMIT)
         if laws:

@@ -78,7 +78,9 @@ def decode_items(items: Iterable[pb.DraftItem]) -> tuple[list[DraftItem], list[D
 
 
 def _encode_plan(plan: DraftPlan) -> pb.DraftPlan:
-    return pb.DraftPlan(draft_length=plan.draft_length, width=plan.width, window=plan.window)
+    return pb.DraftPlan(
+        draft_length=plan.draft_length, width=plan.width, window=plan.window, min_confidence=plan.min_confidence
+    )
 
 
 def _decode_plan(plan: pb.DraftPlan, field: str) -> DraftPlan:
@@ -86,7 +88,9 @@ def _decode_plan(plan: pb.DraftPlan, field: str) -> DraftPlan:
         raise InvalidMessage(f"{field}.width", "is 0, must be 1 or more")
     if plan.window < 1:
         raise InvalidMessage(f"{field}.window", "is 0, must be 1 or more")
-    return DraftPlan(plan.draft_length, plan.width, plan.window)
+    if not 0 <= plan.min_confidence <= 1:
+        raise InvalidMessage(f"{field}.min_confidence", f"is {plan.min_confidence:g}, must be in [0, 1]")
+    return DraftPlan(plan.draft_length, plan.width, plan.window, plan.min_confidence)
 
 
 def _encode_open(body: DraftOpen) -> pb.DraftOpen:
@@ -123,7 +127,8 @@ def encode_result(result: DraftResult) -> pb.DraftResult:
     body = result.body
     if isinstance(body, DraftBlock):
         block = pb.DraftBlock(
-            candidates=codec.encode_candidates(body.candidates), draft_time=codec.encode_duration(body.draft_time)
+            candidates=codec.encode_candidates(body.candidates, confidences=True),
+            draft_time=codec.encode_duration(body.draft_time),
         )
         return pb.DraftResult(header=header, block=block)
     if isinstance(body, NeedTokens):

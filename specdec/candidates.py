@@ -7,7 +7,7 @@ branch. `parents[i] < i`, so a tree is read from the root outwards in index orde
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec.params import AcceptRule
 
@@ -51,11 +51,13 @@ class CandidateTree:
     """`token_ids[i]` follows candidate `parents[i]`, or the committed prefix where that is `ROOT`.
 
     laws: under the rules that test ratios one per candidate, given that its earlier siblings were rejected; else none.
+    confidences: one per candidate, in [0, 1], how sure the drafter was at its depth; or none. Only hints.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     laws: tuple[DraftLaw, ...] = ()
+    confidences: tuple[float, ...] = field(default=(), compare=False)
 
     @classmethod
     def chain(cls, token_ids: Iterable[int]) -> CandidateTree:
@@ -77,6 +79,16 @@ class CandidateTree:
     def draft_length(self) -> int:
         """Candidates on the longest path."""
         return max(self.depths, default=-1) + 1
+
+    @property
+    def certainty(self) -> float:
+        """The product of the drafter's confidences down the likeliest path; 1 if it does not say."""
+        certainty, node = 1.0, ROOT
+        for i, parent in enumerate(self.parents if self.confidences else ()):
+            if parent == node:  # the first child of the path so far
+                certainty *= self.confidences[i]
+                node = i
+        return certainty
 
     @property
     def is_chain(self) -> bool:
@@ -136,6 +148,7 @@ class CandidateTree:
             tuple(self.token_ids[i] for i in nodes),
             tuple(new_index[self.parents[i]] for i in nodes),
             tuple(self.laws[i] for i in nodes) if self.laws else (),
+            tuple(self.confidences[i] for i in nodes) if self.confidences else (),
         )
 
     def validate_for(self, rule: AcceptRule, vocabulary_size: int) -> None:
@@ -162,6 +175,10 @@ class CandidateTree:
         """Raises `InvalidCandidates` unless this is a tree of at most `MAX_CANDIDATES` ids in [0, vocabulary_size)."""
         if len(self.token_ids) != len(self.parents):
             raise InvalidCandidates(f"candidates: {len(self.token_ids)} token_ids but {len(self.parents)} parents")
+        if self.confidences and len(self.confidences) != len(self):
+            raise InvalidCandidates(f"candidates: {len(self)} token_ids but {len(self.confidences)} confidences")
+        if any(not 0 <= confidence <= 1 for confidence in self.confidences):
+            raise InvalidCandidates("candidates.confidences must be in [0, 1]")
         if len(self) > MAX_CANDIDATES:
             raise InvalidCandidates(f"candidates: {len(self)} in one block, at most {MAX_CANDIDATES}")
         for i, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):

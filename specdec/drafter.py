@@ -17,7 +17,8 @@ class DraftJob:
     """Propose up to `draft_length` candidates on the longest path, at most `width` siblings, behind `log`.
 
     mask: of the sequence's grammar, if it has one. Where `sampling.accept_rule` tests ratios, every candidate needs the
-    law it was drawn from.
+    law it was drawn from. min_confidence: a drafter that knows how sure it is stops behind the candidate at which the
+    product of its confidences falls below this.
     """
 
     sequence_id: str
@@ -27,6 +28,7 @@ class DraftJob:
     draft_length: int
     width: int = 1
     mask: TokenMask | None = None
+    min_confidence: float = 0.0
 
 
 Abandoned = Callable[[str], bool]

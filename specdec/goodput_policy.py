@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from specdec.costs import DrafterModel, TargetModel
 from specdec.decision import OFF, Decision
-from specdec.goodput import Explained, Inputs, Overheads, choose
+from specdec.goodput import Explained, Inputs, Overheads, choose, worth_of_one_more
 from specdec.observations import AheadBlock, BlockOutcome, Observation, PlainStep, Round
 from specdec.probing import Probing, probe_length
 from specdec.rates import Acceptance
@@ -66,7 +66,7 @@ class GoodputPolicy:
         if explained.decision == OFF:
             return self._take(self._off(self._drafter, explained))
         decision = self._take(explained)
-        return self._varied(self._drafter, decision)
+        return self._doubting(inputs, self._drafter, self._varied(self._drafter, decision))
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, BlockOutcome):
@@ -136,6 +136,15 @@ class GoodputPolicy:
         if not drafter.should_vary or decision.draft_length < 2:
             return decision
         return replace(decision, draft_length=(decision.draft_length + 1) // 2)
+
+    def _doubting(self, inputs: Inputs, drafter: DrafterModel, decision: Decision) -> Decision:
+        """A drafter that knows how sure it is may go on farther where it is sure, and stops where it doubts."""
+        certainty = drafter.acceptance.certainty
+        if not certainty.known or decision.window > 1:
+            return decision
+        worth = worth_of_one_more(inputs, decision) / max(inputs.acceptance[decision.draft_length - 1], 0.05)
+        longest = min(decision.draft_length + decision.draft_length // 2, inputs.max_draft_length)
+        return replace(decision, draft_length=longest, min_confidence=certainty.threshold(worth))
 
     def _take(self, explained: Explained) -> Decision:
         decision = explained.decision

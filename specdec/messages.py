@@ -179,11 +179,12 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The standing order; the latest holds. draft_length 0: do not draft."""
+    """The standing order; the latest holds. draft_length 0: do not draft. min_confidence: see `DraftJob`."""
 
     draft_length: int
     width: int = 1
     window: int = 1
+    min_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,12 @@ class PlainStep:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One depth that the log decided. rank: which sibling was the token, 0 the likeliest, None: none of them."""
+    """One depth that the log decided. rank: which sibling was the token, 0 the likeliest, None: none of them.
+    confidence: of the drafter in the likeliest, None if it does not say."""
 
     rank: int | None
     siblings: int = 1
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome
         if not children:
             break
         rank = next((i for i, child in enumerate(children) if candidates.token_ids[child] == token_id), None)
-        trials.append(Trial(rank, len(children)))
+        confidence = candidates.confidences[children[0]] if candidates.confidences else None
+        trials.append(Trial(rank, len(children), confidence))
         if rank is None:
             return BlockOutcome(tuple(trials))
         node = children[rank]

@@ -10,6 +10,7 @@ from specdec.observations import BlockOutcome, Trial
 
 _FIRST_GUESS = 0.7
 _LOWEST, _HIGHEST = 0.002, 0.99
+_TRIALS_FOR_CERTAINTY = 20
 _SHIFT = 2.0
 """Change of the log odds that is looked for."""
 _CERTAIN = 5.0
@@ -44,6 +45,7 @@ class DrafterAcceptance:
         self._rescue = Rate(0.99)
         self._ahead = Rate(0.95)
         self._ahead_expected = 0.0
+        self.certainty = Certainty()
 
     @property
     def rate(self) -> float:
@@ -72,6 +74,8 @@ class DrafterAcceptance:
             self._all.observe(trial.rank == 0)
             self._depths[depth][0].observe(trial.rank == 0)
             self._depths[depth][1].observe(rate)
+            if trial.confidence is not None:
+                self.certainty.observe(trial.confidence, trial.rank == 0)
             if trial.siblings > 1 and trial.rank != 0:
                 self._rescue.observe(trial.rank is not None)
 
@@ -81,6 +85,32 @@ class DrafterAcceptance:
             return 0.0
         seen, expected = self._depths[depth]
         return _log_odds(seen.shrunk(expected.mean, 40)) - _log_odds(expected.mean)
+
+
+class Certainty:
+    """What a drafter's confidences mean: a candidate of confidence c is accepted with probability about c to the power
+    of `exponent`, and so is a path of the product of theirs."""
+
+    def __init__(self) -> None:
+        self._accepted = Rate(0.99)
+        self._log_confidence = RunningMean(0.02)
+
+    @property
+    def known(self) -> bool:
+        return self._accepted.trials >= _TRIALS_FOR_CERTAINTY
+
+    @property
+    def exponent(self) -> float:
+        accepted = min(max(self._accepted.shrunk(0.8, 2), 0.05), 0.98)
+        return min(max(math.log(accepted) / min(self._log_confidence.mean, -1e-3), 0.25), 4.0)
+
+    def observe(self, confidence: float, accepted: bool) -> None:
+        self._accepted.observe(accepted)
+        self._log_confidence.observe(math.log(max(confidence, _LOWEST)))
+
+    def threshold(self, chance: float) -> float:
+        """The confidence that means a chance of acceptance of `chance`."""
+        return math.pow(min(max(chance, 0.0), 1.0), 1 / self.exponent)
 
 
 class _Change:

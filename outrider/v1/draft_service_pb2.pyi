@@ -83,22 +83,28 @@ class DraftPlan(_message.Message):
     DRAFT_LENGTH_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
+    MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     draft_length: _builtins.int
     """Candidates on the longest path of a block; 0 is "do not draft"."""
     width: _builtins.int
     """Branches of a tree; 1 is a chain."""
     window: _builtins.int
     """Blocks of this sequence that may be in flight; 1 is stop-and-wait."""
+    min_confidence: _builtins.float
+    """In [0, 1]. A drafter that knows how sure it is stops behind the candidate at which the product of its confidences
+    falls below this; 0 is never.
+    """
     def __init__(
         self,
         *,
         draft_length: _builtins.int = ...,
         width: _builtins.int = ...,
         window: _builtins.int = ...,
+        min_confidence: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_length", b"draft_length", "width", b"width", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_length", b"draft_length", "min_confidence", b"min_confidence", "width", b"width", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -269,6 +269,7 @@ class CandidateTree(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     LAWS_FIELD_NUMBER: _builtins.int
+    CONFIDENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -279,16 +280,21 @@ class CandidateTree(_message.Message):
     def laws(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftLaw]:
         """Under `rejection` and `block` one per candidate: the law it was drawn from. Under `invariant` none."""
 
+    @_builtins.property
+    def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One per candidate, in [0, 1], or none: how sure the drafter was at its depth. Only from draft worker to scheduler."""
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
         laws: _abc.Iterable[Global___DraftLaw] | None = ...,
+        confidences: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["laws", b"laws", "parents", b"parents", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidences", b"confidences", "laws", b"laws", "parents", b"parents", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

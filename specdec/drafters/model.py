@@ -8,59 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from specdec.candidates import EMPTY, CandidateTree, DraftLaw
+from specdec.candidates import CandidateTree
 from specdec.drafter import Abandoned, DraftJob, never
+from specdec.drafters.growth import Growth
 from specdec.engine.model import LanguageModel, Segment
-from specdec.law import Law
 from specdec.log import Log
-from specdec.noise import Domain, uniforms
-from specdec.params import AcceptRule
-from specdec.ratio import draw_candidate, quantised
-from specdec.sampling import DegenerateLogits
-
-
-@dataclass(slots=True)
-class _Chain:
-    """A job in progress and its candidates so far."""
-
-    job: DraftJob
-    law: Law
-    drafted: list[int] = field(default_factory=list)
-    draft_laws: list[DraftLaw] = field(default_factory=list)
-    at_dead_end: bool = False
-
-    @classmethod
-    def of(cls, job: DraftJob) -> _Chain:
-        return cls(job, Law(job.sampling, job.stop, job.log.token_ids, job.mask))
-
-    def extend(self, logits: Tensor) -> None:
-        """One more candidate from its logits, [1, vocab]: the target's draw as the drafter sees it, or under the rules
-        that test ratios a draw of the drafter's own from exactly the law that is sent. None where the grammar allows
-        none. Raises DegenerateLogits."""
-        try:
-            self._extend(logits)
-        except DegenerateLogits:
-            if self.job.mask is None:
-                raise
-            self.at_dead_end = True
-
-    def _extend(self, logits: Tensor) -> None:
-        sampling = self.job.sampling
-        if sampling.accept_rule is AcceptRule.INVARIANT:
-            self.drafted += self.law.draw(logits, [self.drafted])
-            return
-        draft_law = quantised(self.law.probs(logits, [self.drafted])[0])
-        count = len(self.drafted) + 1
-        uniform = float(uniforms(sampling.seed, Domain.DRAFT, len(self.job.log), count)[-1])
-        self.drafted.append(draw_candidate(draft_law, uniform))
-        self.draft_laws.append(draft_law)
-
-    def tree(self) -> CandidateTree:
-        return replace(CandidateTree.chain(self.drafted), laws=tuple(self.draft_laws)) if self.drafted else EMPTY
 
 
 @dataclass(slots=True)
@@ -72,7 +26,7 @@ class _Replica:
 
 
 class ModelDrafter:
-    """Drafts chains for many sequences in packed forwards, one token of each per forward."""
+    """Drafts for many sequences in packed forwards, one depth of each per forward."""
 
     def __init__(self, model: LanguageModel, prefill_chunk: int = 256) -> None:
         self.name = "model"
@@ -83,14 +37,15 @@ class ModelDrafter:
         self._busy: set[str] = set()
 
     def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
-        """Chains; where the context or the KV memory ends, shorter ones or none."""
-        chains = [_Chain.of(job) for job in jobs]
+        """Combs of `width` siblings; where the context or the KV memory ends, or the drafter begins to doubt, shorter
+        ones or none."""
+        growths = [Growth.of(job) for job in jobs]
         self._busy = {job.sequence_id for job in jobs}
-        active = [chain for chain in chains if self._realign(chain.job)]
+        active = [growth for growth in growths if self._realign(growth.job)]
         while active:
             self._prefill(active)
-            active = [c for c in self._extend(active) if not abandoned(c.job.sequence_id)]
-        return [chain.tree() for chain in chains]
+            active = [growth for growth in self._extend(active) if not abandoned(growth.job.sequence_id)]
+        return [growth.tree() for growth in growths]
 
     def release(self, sequence_id: str) -> None:
         if self._replicas.pop(sequence_id, None) is not None:
@@ -112,45 +67,46 @@ class ModelDrafter:
         del replica.token_ids[keep:]
         return job.draft_length > 0 and len(job.log) < self._model.context_length
 
-    def _prefill(self, active: Sequence[_Chain]) -> None:
+    def _prefill(self, active: Sequence[Growth]) -> None:
         """Computes KV until at most a chunk of the known tokens is left, in chunks shared by one forward."""
         while True:
             segments: list[Segment] = []
-            for chain in active:
-                missing = self._missing(chain)
+            for growth in active:
+                missing = self._missing(growth)
                 chunk = missing[: self._prefill_chunk]
-                if len(missing) > len(chunk) and self._reserve(chain.job.sequence_id, len(chunk)):
-                    segments.append(Segment(chain.job.sequence_id, tuple(chunk), num_logits=0))
+                if len(missing) > len(chunk) and self._reserve(growth.job.sequence_id, len(chunk)):
+                    segments.append(Segment(growth.job.sequence_id, tuple(chunk), num_logits=0))
             if not segments:
                 return
             self._model.forward(segments)
             for segment in segments:
                 self._keep(segment)
 
-    def _extend(self, active: Sequence[_Chain]) -> list[_Chain]:
-        """One more candidate for each chain, from a forward over what is left of the known tokens; returns the chains
-        that want another."""
-        ready: list[_Chain] = []
+    def _extend(self, active: Sequence[Growth]) -> list[Growth]:
+        """One more depth for each, from a forward over what is left of the known tokens; returns those that want
+        another."""
+        ready: list[Growth] = []
         segments: list[Segment] = []
-        for chain in active:
-            missing = self._missing(chain)
-            if len(missing) <= self._prefill_chunk and self._reserve(chain.job.sequence_id, len(missing)):
-                ready.append(chain)
-                segments.append(Segment(chain.job.sequence_id, tuple(missing)))
+        for growth in active:
+            missing = self._missing(growth)
+            if len(missing) <= self._prefill_chunk and self._reserve(growth.job.sequence_id, len(missing)):
+                ready.append(growth)
+                segments.append(Segment(growth.job.sequence_id, tuple(missing)))
         if not segments:
             return []
-        for chain, segment, logits in zip(ready, segments, self._model.forward(segments), strict=True):
+        for growth, segment, logits in zip(ready, segments, self._model.forward(segments), strict=True):
             self._keep(segment)
-            chain.extend(logits)
-        return [chain for chain in ready if self._wants_more(chain)]
+            growth.extend(logits)
+        return [growth for growth in ready if self._wants_more(growth)]
 
-    def _wants_more(self, chain: _Chain) -> bool:
-        room = self._model.context_length - len(chain.job.log) - len(chain.drafted)
+    def _wants_more(self, growth: Growth) -> bool:
+        room = self._model.context_length - len(growth.job.log) - len(growth.spine)
         return (
-            not chain.at_dead_end
-            and len(chain.drafted) < chain.job.draft_length
+            not growth.at_dead_end
+            and not growth.is_doubtful
+            and len(growth.spine) < growth.job.draft_length
             and room > 0
-            and chain.drafted[-1] not in chain.job.stop.stop_token_ids
+            and growth.spine[-1] not in growth.job.stop.stop_token_ids
         )
 
     def _reserve(self, sequence_id: str, rows: int) -> bool:
@@ -164,12 +120,12 @@ class ModelDrafter:
             self._replicas[victim].token_ids.clear()
         return True
 
-    def _missing(self, chain: _Chain) -> list[int]:
+    def _missing(self, growth: Growth) -> list[int]:
         """Known tokens without KV."""
-        replica = self._replicas[chain.job.sequence_id]
+        replica = self._replicas[growth.job.sequence_id]
         have = len(replica.token_ids)
-        log = chain.job.log.token_ids
-        return log[have:] + chain.drafted[max(have - len(log), 0) :]
+        log = growth.job.log.token_ids
+        return log[have:] + growth.spine[max(have - len(log), 0) :]
 
     def _keep(self, segment: Segment) -> None:
         self._model.keep(segment.sequence_id, range(len(segment.token_ids)))

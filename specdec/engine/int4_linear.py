@@ -44,7 +44,7 @@ class Int4Linear(nn.Module):
 
 def rounded(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight [out, in] as the kernel wants it: packed levels, and (scale, zero) [in / group_size, out, 2]."""
-    grouped = weight.float().unflatten(1, (-1, group_size))  # [out, groups, group_size]
+    grouped = weight.float().view(len(weight), -1, group_size)  # [out, groups, group_size]
     low, high = grouped.amin(-1), grouped.amax(-1)
     scale = ((high - low) / LEVELS).clamp(min=1e-8)
     levels = ((grouped - low[..., None]) / scale[..., None]).round_().clamp_(0, LEVELS).flatten(1).to(torch.int32)

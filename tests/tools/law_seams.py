@@ -55,7 +55,7 @@ ROW_LAW = Seam("specdec.law:Law", "_row")
 RANDOM_SEED = Seam("services.validation", "secrets")
 """Where the gateway gets the seed of a request without one."""
 
-DRAFT_LAW = Seam("specdec.drafters.model", "Law")
-QUANTISED = Seam("specdec.drafters.model", "quantised")
-DRAW_CANDIDATE = Seam("specdec.drafters.model", "draw_candidate")
-DRAFT_UNIFORMS = Seam("specdec.drafters.model", "uniforms")
+DRAFT_LAW = Seam("specdec.drafters.growth", "Law")
+QUANTISED = Seam("specdec.drafters.growth", "quantised")
+DRAW_CANDIDATE = Seam("specdec.drafters.growth", "draw_candidate")
+DRAFT_UNIFORMS = Seam("specdec.drafters.growth", "uniforms")

@@ -20,9 +20,12 @@ class Models:
     def __init__(self, target: str, draft: str, threads: int, dtype: str = "bf16") -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
         from services.models import resolve
 
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         torch.set_num_threads(threads)
         kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
         self.tokenizer: Any = AutoTokenizer.from_pretrained(resolve(target))

@@ -24,8 +24,9 @@ class Models:
 
         from services.models import resolve
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        quiet: Any = logging  # it has no types
+        quiet.set_verbosity_error()
+        quiet.disable_progress_bar()
         torch.set_num_threads(threads)
         kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
         self.tokenizer: Any = AutoTokenizer.from_pretrained(resolve(target))

@@ -25,8 +25,6 @@ WITHOUT_TORCH = frozenset(
         "test_http_tool_calls",
         "test_k8s_images",
         "test_k8s_manifests",
-        "test_k8s_models",
-        "test_k8s_settings",
         "test_k8s_tls",
         "test_launcher_supervisor",
         "test_models_fetch",

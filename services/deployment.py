@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from services.child import ChildSpec
 from services.logs import LAUNCHED_VARIABLE
 from services.pools.placement import RayOptions, Reservation
+from services.pools.scaling import Bounds
 from services.pools.worker import WorkerSpec
 from services.settings import DraftSettings, SchedulerSettings, ServingSettings, TargetSettings, UpSettings, load
 from services.settings.kinds import MAX_SOCKET_PATH
@@ -77,6 +78,11 @@ class Deployment:
     target_command: str | None = None
     draft_command: str | None = None
     ray: RayOptions | None = None
+    by_lease: bool = False
+    """Workers come and go, and the scheduler finds them by their leases."""
+    target_bounds: Bounds | None = None
+    draft_bounds: Bounds | None = None
+    """None: as many as there are."""
 
     @property
     def address(self) -> str:
@@ -155,6 +161,9 @@ def plan(up: Loaded[UpSettings], roles: RoleOverrides, folder: Path, ports: Port
         target_command=up.settings.target_command,
         draft_command=up.settings.draft_command,
         ray=_ray_options(up.settings, roles) if up.settings.pool == "ray" else None,
+        by_lease=up.settings.by_lease,
+        target_bounds=_bounds(len(targets), up.settings.max_targets, up.settings.sequences_per_target),
+        draft_bounds=_bounds(len(drafts), up.settings.max_drafts, up.settings.sequences_per_draft),
     )
 
 
@@ -164,13 +173,18 @@ def _known_workers(
     targets: Sequence[TargetSettings],
     drafts: Sequence[DraftSettings],
 ) -> dict[str, Any]:
-    """Those of a local pool stay where they are; actors of Ray come and go, and the scheduler finds their leases."""
-    if up.pool == "ray":
+    """Those that stay where they are; the others come and go, and the scheduler finds their leases."""
+    if up.by_lease:
         return {}
     return {
         "targets": (*(worker.listen for worker in targets), *scheduler.targets),
         "drafters": (*(worker.listen for worker in drafts), *scheduler.drafters),
     }
+
+
+def _bounds(fewest: int, most: int | None, sequences: int) -> Bounds | None:
+    """None where nothing scales: nobody said how far, or there is none to make more of."""
+    return Bounds(fewest, max(fewest, most), sequences) if most is not None and fewest else None
 
 
 def _ray_options(up: UpSettings, roles: RoleOverrides) -> RayOptions:
@@ -259,6 +273,14 @@ def _drafts(
     if up.settings.draft_quantization is not None:
         update["quantization"] = up.settings.draft_quantization
     return tuple(own.model_copy(update={**update, **_place(folder, "draft", i)}) for i in range(up.settings.drafts))
+
+
+def another(worker: WorkerSpec, number: int) -> WorkerSpec:
+    """As `worker`, under another name and at another address."""
+    settings = worker.settings
+    folder = Path(settings.listen.removeprefix("unix:")).parent
+    place = _place(folder, settings.section, number - 1)
+    return WorkerSpec(settings.model_copy(update=place), worker.command)
 
 
 def _place(folder: Path, role: str, index: int) -> dict[str, Any]:

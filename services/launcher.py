@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from outrider.v1 import control_service_pb2 as control
 from services.deployment import SCHEDULER, Api, Deployment, child_spec
 from services.output import LAUNCHER, Output
+from services.pools.fleet import Fleet
 from services.pools.local import LocalPool
 from services.pools.pool import Pool
 from services.start_error import ExitCode, StartError
@@ -131,15 +132,21 @@ class Launcher:
         address = self.deployment.address
         self._output.say(LAUNCHER, f"OpenAI API at {self.deployment.base_url}")
         self._output.say(LAUNCHER, f"ready at {address} after {self._elapsed()}")
-        if session is not None:
-            await session(address)
-        else:
-            await asyncio.Event().wait()
+        async with self._probe() as probe:
+            fleet = Fleet(deployment, pool, probe, self._output.say, self._start_timeout)
+            with _tended(fleet):
+                if session is not None:
+                    await session(address)
+                else:
+                    await asyncio.Event().wait()
 
-    async def _wait_ready(self, failures: Set[asyncio.Future[None]]) -> None:
+    def _probe(self) -> StatusProbe:
         settings = self.deployment.scheduler
         tls_ca = (settings.tls_ca or settings.tls_cert) if settings.tls_cert else None
-        async with StatusProbe(self.deployment.address, settings.api_keys, tls_ca) as probe:
+        return StatusProbe(self.deployment.address, settings.api_keys, tls_ca)
+
+    async def _wait_ready(self, failures: Set[asyncio.Future[None]]) -> None:
+        async with self._probe() as probe:
             try:
                 async with asyncio.timeout(self._start_timeout):
                     while not self._all_ready(await probe.ask()):
@@ -162,8 +169,8 @@ class Launcher:
             return False
         self._mark_ready(SCHEDULER)
         for worker in status.workers:
-            name = self._names.get(worker.address)
-            if name is None:
+            name = self._names.get(worker.address, worker.identity.worker_id)
+            if name not in self._names.values():
                 continue
             if worker.state == control.WORKER_STATE_REFUSED:
                 raise StartError(f"{name} was refused: {worker.detail}")
@@ -192,6 +199,20 @@ class Launcher:
 
     def _elapsed(self) -> str:
         return f"{time.monotonic() - self._started:.1f} s"
+
+
+@contextmanager
+def _tended(fleet: Fleet) -> Iterator[None]:
+    """Within it the fleet follows demand, and SIGUSR1 replaces every worker."""
+    loop = asyncio.get_running_loop()
+    tasks = {asyncio.ensure_future(fleet.scale())}
+    loop.add_signal_handler(signal.SIGUSR1, lambda: tasks.add(asyncio.ensure_future(fleet.replace_all())))
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+        for task in tasks:
+            task.cancel()
 
 
 async def _first(work: Awaitable[None], event: asyncio.Event) -> None:

@@ -39,6 +39,10 @@ async def answers(address: str, count: int = CONCURRENT) -> list[tuple[int, ...]
         return [completion.token_ids for completion in await asyncio.gather(*requests)]
 
 
+def words(process: psutil.Process) -> set[str]:
+    return set(process.cmdline())
+
+
 def holder(up: Up, worker: str) -> psutil.Process:
     """The process without which a worker cannot be: its actor, or itself."""
     process = up.worker(worker)
@@ -87,10 +91,34 @@ async def test_a_killed_worker_is_back_within_ten_seconds_and_no_request_fails(
     assert await running == before
 
 
+async def test_every_worker_is_replaced_under_load_and_no_request_fails(up: Up) -> None:
+    before = await answers(up.address)
+    old = [up.worker("target-1"), up.worker("draft-1")]
+    running = asyncio.create_task(answers(up.address))
+    async with AsyncClient(up.address) as client:
+
+        async def loaded() -> bool:
+            return (await client.status()).active_sequences == CONCURRENT
+
+        await until(loaded, "all requests run")
+        up.process.send_signal(signal.SIGUSR1)
+
+        async def replaced() -> bool:
+            ready = sorted(one.role for one in (await client.status()).workers if one.state == "ready")
+            return ready == ["draft", "target"] and not any(process.is_running() for process in old)
+
+        await until(replaced, "both workers are new", patience=60.0)
+    assert await running == before
+    assert await answers(up.address) == before
+
+
 def test_no_process_that_sees_tokens_has_ray_loaded(up: Up) -> None:
     family = up.family()
-    scheduler = next(process for process in family if "scheduler" in process.cmdline())
-    for process in (scheduler, up.worker("target-1"), up.worker("draft-1")):
+    serving = [
+        process for process in family if {"scheduler", "tools.table_target", "tools.table_draft"} & words(process)
+    ]
+    assert len(serving) == 3
+    for process in serving:
         assert not any(RAY_LIBRARY in area.path for area in process.memory_maps())
     assert any(RAY_LIBRARY in area.path for area in psutil.Process(up.process.pid).memory_maps()) == any(
         "raylet" in process.name() for process in family
@@ -98,10 +126,14 @@ def test_no_process_that_sees_tokens_has_ray_loaded(up: Up) -> None:
 
 
 def test_ctrl_c_drains_and_leaves_nothing_behind(up: Up) -> None:
-    family, folder = up.family(), up.folder()
-    command = [sys.executable, "-m", "services.cli.main", "generate", "w1", "--address", up.address]
+    family = up.family()
+    folder = next(
+        Path(word).parent for process in family for word in process.cmdline() if word.endswith("scheduler.yaml")
+    )
+    question = ["generate", "w1 w2", "--address", up.address, "--max-tokens", "60", "--seed", "7"]
+    whole = outrider(*question).stdout
     with subprocess.Popen(
-        [*command, "--max-tokens", "60"],
+        [sys.executable, "-m", "services.cli.main", *question],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -112,8 +144,8 @@ def test_ctrl_c_drains_and_leaves_nothing_behind(up: Up) -> None:
         first = asking.stdout.read(1)
         up.process.send_signal(signal.SIGTERM)
         up.wait_for("draining 1 sequences")
-        rest, _ = asking.communicate(timeout=30)
-    assert (asking.returncode, len((first + rest).split())) == (0, 60)
+        rest = asking.stdout.read()
+    assert (asking.returncode, first + rest) == (0, whole)
     assert up.end() == 0
     _gone(family, folder)
 

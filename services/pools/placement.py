@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.pools.worker import WorkerSpec
@@ -46,30 +46,12 @@ class RayOptions:
         return self.target if isinstance(spec.settings, TargetSettings) else self.draft
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """Workers on one machine, and what they need together."""
+def groups(specs: Sequence[WorkerSpec]) -> list[list[WorkerSpec]]:
+    """Workers that belong on one machine: a target with a draft worker, as far as there are pairs; the rest alone.
 
-    names: tuple[str, ...]
-    resources: Mapping[str, float]
-
-
-def bundles(specs: Sequence[WorkerSpec], options: RayOptions) -> list[Bundle]:
-    """A target and a draft worker in each, as far as there are pairs: they lie side by side, and Ray spreads the
-    bundles."""
+    Each is a placement group that is packed. Ray gives a new group to the node with the most left, which spreads them.
+    """
     targets = [spec for spec in specs if isinstance(spec.settings, TargetSettings)]
     drafts = [spec for spec in specs if not isinstance(spec.settings, TargetSettings)]
     pairs = [list(pair) for pair in zip(targets, drafts, strict=False)]
-    rest = [[spec] for spec in (*targets[len(pairs) :], *drafts[len(pairs) :])]
-    return [
-        Bundle(tuple(spec.name for spec in members), _sum([options.of(spec).resources for spec in members]))
-        for members in (*pairs, *rest)
-    ]
-
-
-def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
+    return [*pairs, *([spec] for spec in (*targets[len(pairs) :], *drafts[len(pairs) :]))]

@@ -19,6 +19,7 @@ OBJECT_STORE_BYTES = 80 * 2**20
 WRONG_TOKEN = (
     "the cluster at {address} refuses this Ray token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to that of its head"
 )
+REFUSED = "InvalidAuthToken"
 
 Result = TypeVar("Result")
 
@@ -46,6 +47,7 @@ class RayCluster:
 
     def _connect(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
         logging.getLogger("ray").setLevel(logging.ERROR)
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
         if self._address is None:
@@ -57,8 +59,18 @@ class RayCluster:
             }
         try:
             ray.init(self._address or "local", **options)
-        except ray.exceptions.AuthenticationError as error:
-            raise StartError(WRONG_TOKEN.format(address=self._address)) from error
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if _is_about_token(error):
+                raise StartError(WRONG_TOKEN.format(address=self._address)) from error
             where = f"reach Ray at {self._address}" if self._address else "start Ray"
             raise StartError(f"cannot {where}: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def _is_about_token(error: BaseException) -> bool:
+    """Ray tells of a refused token only in what its error was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ray.exceptions.AuthenticationError) or REFUSED in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

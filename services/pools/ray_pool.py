@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from services.pools.placement import Bundle, RayOptions, bundles
+from services.pools.placement import RayOptions, groups
 from services.pools.pool import OnLine
 from services.pools.ray_actor import Event, EventKind, WorkerActor
 from services.pools.ray_cluster import RayCluster
@@ -59,7 +60,8 @@ class RayPool:
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         await self._cluster.connect()
         self._connected = True
-        await self._place(specs, bundles(specs, self._options))
+        self._ask_for_nodes(specs)
+        await asyncio.gather(*(self._place(members) for members in groups(specs)))
 
     def settle(self) -> None:
         self._settled = True
@@ -68,7 +70,8 @@ class RayPool:
             placed.actor.settle.remote()
 
     async def add(self, spec: WorkerSpec) -> None:
-        await self._place([spec], bundles([spec], self._options))
+        self._ask_for_nodes([spec])
+        await self._place([spec])
 
     async def remove(self, name: str, seconds: float) -> None:
         placed = self._workers.pop(name)
@@ -76,6 +79,7 @@ class RayPool:
             async with asyncio.timeout(seconds + KILL_SECONDS):
                 await placed.actor.end.remote(seconds)
         await self._forget(placed)
+        self._ask_for_nodes()
 
     async def stop(self, seconds: float) -> None:
         await asyncio.gather(*(self.remove(name, seconds) for name in list(self._workers)))
@@ -91,23 +95,36 @@ class RayPool:
             await self._forget(placed)
         await self._cluster.close()
 
-    async def _place(self, specs: Sequence[WorkerSpec], wanted: Sequence[Bundle]) -> None:
-        by_name = {spec.name: spec for spec in specs}
-        handle = placement_group([dict(bundle.resources) for bundle in wanted], strategy="SPREAD")
-        group = _Group(handle, set(by_name))
-        await self._wait_for_room(group)
-        for index, bundle in enumerate(wanted):
-            for name in bundle.names:
-                self._start_actor(by_name[name], group, index)
+    async def _place(self, members: Sequence[WorkerSpec]) -> None:
+        """Starts workers side by side, once some node has room."""
+        handle = placement_group([self._options.of(spec).resources for spec in members], strategy="PACK")
+        group = _Group(handle, {spec.name for spec in members})
+        try:
+            await self._wait_for_room(group)
+        except asyncio.CancelledError:
+            remove_placement_group(handle)
+            raise
+        for index, spec in enumerate(members):
+            self._start_actor(spec, group, index)
+
+    def _ask_for_nodes(self, more: Sequence[WorkerSpec] = ()) -> None:
+        """Tells the autoscaler of a cluster what all workers need, those that are still to come included."""
+        if self._options.address is None:
+            return
+        specs = [*(placed.spec for placed in self._workers.values()), *more]
+        request_resources(bundles=[self._options.of(spec).resources for spec in specs])
 
     async def _wait_for_room(self, group: _Group) -> None:
         ready = asyncio.ensure_future(_as_future(group.handle.ready()))
-        done, _ = await asyncio.wait([ready], timeout=ROOM_SECONDS)
-        if not done:
-            needed = ", ".join(str(dict(bundle)) for bundle in group.handle.bundle_specs)
-            for name in sorted(group.names):
-                self._say(name, f"waits for a node with room: {needed}")
-        await ready
+        try:
+            done, _ = await asyncio.wait([ready], timeout=ROOM_SECONDS)
+            if not done:
+                needed = ", ".join(str(dict(bundle)) for bundle in group.handle.bundle_specs)
+                for name in sorted(group.names):
+                    self._say(name, f"waits for a node with room: {needed}")
+            await ready
+        finally:
+            ready.cancel()
 
     def _start_actor(self, spec: WorkerSpec, group: _Group, index: int) -> None:
         reservation = self._options.of(spec)

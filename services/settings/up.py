@@ -52,7 +52,20 @@ class UpSettings(RoleSettings):
         None, ge=0, le=64, description="GPUs that Ray reserves for a target worker; none: 1 with device cuda, else 0."
     )
     draft_gpus: float | None = Field(None, ge=0, le=64, description="The same for a draft worker; may be a fraction.")
+    max_targets: int | None = Field(
+        None, ge=1, le=64, description="Target workers at most, as demand goes; none: always as many as targets."
+    )
+    max_drafts: int | None = Field(None, ge=1, le=64, description="The same for draft workers.")
+    sequences_per_target: int = Field(
+        16, ge=1, le=65536, description="Sequences that a target worker serves well at once; more ask for another one."
+    )
+    sequences_per_draft: int = Field(32, ge=1, le=65536, description="The same for a draft worker.")
     start_timeout: float = Field(600.0, gt=0, le=86400, description="Seconds that the start may take.")
+
+    @property
+    def by_lease(self) -> bool:
+        """Whether workers come and go, so that the scheduler looks for their leases."""
+        return self.pool == "ray" or self.max_targets is not None or self.max_drafts is not None
 
     @property
     def drafter_kind(self) -> DrafterKind:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from scheduler.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    SequenceFailed,
+    Unavailable,
+)
 from specdec.commit import FinishReason
 from specdec.metric import NO_COUNTERS, Counters, Kind, Metric
 
 __all__ = ["METRICS", "NO_COUNTERS", "Counters", "Kind", "Metric", "position_label"]
 
+ERRORS = (DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SequenceFailed, Unavailable)
 MAX_POSITION = 32
 """Candidates at this depth and deeper share one value of the label `position`."""
 
@@ -137,10 +146,17 @@ LOST_STREAMS = Metric(
 )
 DRAFT_LINK_TIME = Metric(
     "outrider.wire.draft_link_time",
-    "Recent mean time from asking a draft worker for a block to having it, besides drafting it.",
+    "Recent mean time from asking a draft worker for a block to having it, besides drafting it; unknown while all "
+    "blocks are drafted ahead.",
     "s",
     ("worker",),
     kind=Kind.GAUGE,
+)
+REQUEST_ERRORS = Metric(
+    "outrider.request_errors",
+    "Choices of requests that something ended early, by what; `cancelled` if the client did.",
+    labels=("error_type",),
+    values=((*(kind.__name__ for kind in ERRORS), "cancelled"),),
 )
 QUEUE_TIME = Metric(
     "outrider.request_queue_time",
@@ -202,6 +218,7 @@ METRICS = (
     PROMPT_TOKENS,
     GENERATION_TOKENS,
     REQUEST_SUCCESS,
+    REQUEST_ERRORS,
     QUEUE_TIME,
     REQUEST_DURATION,
     TIME_TO_FIRST_TOKEN,

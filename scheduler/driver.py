@@ -79,6 +79,7 @@ class Driver:
         self._drafting = Drafting(config, request, stop, log, self.tally)
         self._control = Control(policy, log, self.tally, stop.max_length)
         self._placing_since: float | None = None
+        self.waits_for_room = False
         self._pending_events: list[Event] = []
         self._finish_reason: FinishReason | None = None
         self._first_token_at = 0.0
@@ -235,8 +236,8 @@ class Driver:
             self._verifying.raise_epoch(refusal.held_epoch.number)
             await self._fail_over(refusal.message)
         elif refusal.reason is RefusalReason.CAPACITY:
-            since = self._placing_since or time.monotonic()
-            if time.monotonic() - since >= self._config.admission_timeout:
+            self.waits_for_room = True
+            if time.monotonic() - (self._placing_since or math.inf) >= self._config.admission_timeout:
                 raise Overloaded(f"no target worker has room: {refusal.message}")
             await asyncio.sleep(0.1)
             await self._fail_over(refusal.message, avoid=True)
@@ -247,8 +248,7 @@ class Driver:
         """Appends what is new, streams it, and goes on with the next round."""
         place = self.log.place(header.base_length, header.prefix_digest)
         if place is Place.BEYOND:  # an earlier answer is missing: have it told again
-            now = time.monotonic()
-            self._verifying.step(self._drafting.patience(), now)
+            self._verifying.step(self._drafting.patience(), time.monotonic())
             return
         known = len(self.log) - header.base_length
         told_twice = tuple(self.log.since(header.base_length)[: len(body.token_ids)])
@@ -275,7 +275,7 @@ class Driver:
         self.log.append(body.token_ids)
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
-        self._placing_since = None
+        self._placing_since, self.waits_for_room = None, False
         self._journal.committed(body, len(self.log) - len(body.token_ids), position, self._control.reason, now)
         self._first_token_at = self._first_token_at or now
         self._recorder.record(self.record())

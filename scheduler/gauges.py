@@ -20,13 +20,14 @@ def read_gauges(drivers: Iterable[Driver], workers: Iterable[Worker]) -> Mapping
     modes: Counter[Labels] = Counter()
     waiting = 0
     for driver in drivers:
-        if driver.target is None:
+        if driver.target is None or driver.waits_for_room:
             waiting += 1
         else:
             modes[("speculative" if driver.speculates else "plain",)] += 1
     workers = list(workers)
     states: Counter[Labels] = Counter((worker.role.value, worker.shown_state(now).value) for worker in workers)
-    links: Readings = {(w.name,): w.drafter_model.link for w in workers if w.role is Role.DRAFT and w.state is WorkerState.READY}
+    drafters = [worker for worker in workers if worker.role is Role.DRAFT and worker.state is WorkerState.READY]
+    links: Readings = {(worker.name,): link for worker in drafters if (link := worker.drafter_model.link)}
     return {
         metrics.REQUESTS_RUNNING: {(): modes.total()},
         metrics.REQUESTS_WAITING: {(): waiting},

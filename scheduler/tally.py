@@ -122,6 +122,8 @@ class RequestTimes:
 
     def _end(self, error_type: str) -> None:
         self._ended = True
+        if error_type:
+            self._counters.add(metrics.REQUEST_ERRORS, 1, error_type)
         self._observe(metrics.REQUEST_DURATION, time.monotonic() - self._arrived_at, error_type)
 
     def _observe(self, metric: Metric, value: float, *labels: str) -> None:

@@ -89,6 +89,12 @@ OVERVIEW = Dashboard(
             "reqps",
             one(rate(scheduler.REQUEST_SUCCESS, by="finished_reason"), "{{finished_reason}}"),
         ),
+        Panel(
+            "Ended early",
+            "By what; `cancelled`: the client went.",
+            "reqps",
+            one(rate(scheduler.REQUEST_ERRORS, by="error_type"), "{{error_type}}"),
+        ),
         Panel("Time to first token", "Waiting included.", "s", quantiles(scheduler.TIME_TO_FIRST_TOKEN)),
         Panel(
             "Time per output token",

@@ -48,9 +48,10 @@ async def test_a_removed_target_keeps_its_sequence_to_the_end() -> None:
         running = asyncio.create_task(deployment.generate(REQUEST))
         await until(model.entered.is_set, "it computes")
         deployment.scheduler.remove_worker("target-0")
-        assert await deployment.state_of("target-0") == "draining"
+        state = await deployment.state_of("target-0")
         model.gate.set()
         answer = await running
+        assert state == "draining"
         assert len(answer.token_ids) == 60
         assert answer.finished is not None
         assert answer.finished.speculation.num_failovers == 0
@@ -66,8 +67,8 @@ async def test_a_worker_whose_lease_comes_back_is_used_again() -> None:
         await until(model.entered.is_set, "it computes")
         deployment.scheduler.remove_worker("target-0")
         deployment.scheduler.add_worker(Role.TARGET, "target-0")
-        assert await deployment.state_of("target-0") == "ready"
         model.gate.set()
+        assert await deployment.state_of("target-0") == "ready"
         await running
         assert len((await deployment.generate(REQUEST)).token_ids) == 60
         assert await deployment.state_of("target-0") == "ready"

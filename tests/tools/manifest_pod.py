@@ -22,7 +22,7 @@ KNOWN_KEYS = {"name", "image", "imagePullPolicy", "command", "args", "env", "por
 KNOWN_KEYS |= {"startupProbe", "readinessProbe", "livenessProbe", "resources", "securityContext"}
 """Of a container; another one would be silently without effect here."""
 
-ENDPOINT_LAG = 0.5
+ENDPOINT_LAG = 2.0
 """Seconds until the nodes have heard that a pod ends, and send it no new connections."""
 
 RESTART_SECONDS = 0.5

@@ -171,6 +171,7 @@ class RayPool:
         self._workers.pop(placed.spec.name, None)
         if placed.listener is not None:
             placed.listener.cancel()
+            await asyncio.gather(placed.listener, return_exceptions=True)
         ray.kill(placed.actor)
         placed.group.names.discard(placed.spec.name)
         if not placed.group.names:

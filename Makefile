@@ -40,8 +40,8 @@ run: $(VENV)/.runtime ## Answer one prompt through scheduler, draft and target w
 demo: $(VENV)/.runtime ## The same, but stay up for prompts of yours
 	@$(DEMO) --keep $(ARGS)
 
-test: $(VENV)/.dev ## Run the tests (ARGS="-k name" selects)
-	$(PY) -m pytest $(ARGS)
+test: $(VENV)/.dev ## Run the tests (ARGS="-k name" selects; they run in two lanes, ARGS="-n 0" in one)
+	$(PY) -m pytest -n 2 $(ARGS)
 
 test-slow: $(VENV)/.dev ## Run all tests, the slow ones included
 	$(PY) -m pytest -m "slow or not slow" $(ARGS)

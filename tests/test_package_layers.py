@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.lanes import WITHOUT_TORCH
+
 ROOT = Path(__file__).parents[1]
 TENSOR_LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "gguf", "accelerate")
 TENSOR_PART = (
@@ -78,6 +80,17 @@ def test_torch_free_part_of_specdec_loads_no_tensor_library() -> None:
 )
 def test_processes_without_a_model_load_no_tensor_library(module: str) -> None:
     assert not loaded_by(module) & set(TENSOR_LIBRARIES)
+
+
+def test_the_lane_without_torch_loads_none() -> None:
+    """Neither its files nor the tools that start workers."""
+    files = sorted(WITHOUT_TORCH)
+    code = "import sys, pytest\nended = pytest.main(sys.argv[1:])\n" + (
+        "sys.exit(ended or sorted({'torch', 'tools.up', 'tools.socket_deployment'} & set(sys.modules)) or 0)"
+    )
+    collect = ["--collect-only", "-q", "-p", "no:cacheprovider", *(f"tests/{name}.py" for name in files)]
+    done = subprocess.run([sys.executable, "-c", code, *collect], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_sdk_loads_nothing_of_ours() -> None:

@@ -13,6 +13,8 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 TORCH = "torch"
 WITHOUT_TORCH = frozenset(
     {
+        "test_batch_files",
+        "test_bench_report",
         "test_cli_errors",
         "test_docs_api",
         "test_engine_block_pool",
@@ -20,6 +22,8 @@ WITHOUT_TORCH = frozenset(
         "test_goodput_choice",
         "test_goodput_models",
         "test_grammar_masks",
+        "test_http_cancel",
+        "test_http_chat",
         "test_http_completions",
         "test_http_errors",
         "test_http_tool_calls",
@@ -30,11 +34,13 @@ WITHOUT_TORCH = frozenset(
         "test_models_fetch",
         "test_models_resolve",
         "test_package_layers",
+        "test_pool_scaling",
         "test_redis_discovery",
         "test_redis_embedded",
         "test_redis_metadata",
         "test_sdk_client",
         "test_settings_sources",
+        "test_simulator_model",
         "test_specdec_draft_length",
         "test_specdec_worker",
         "test_tokenizer_bundle",

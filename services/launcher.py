@@ -129,14 +129,12 @@ class Launcher:
         await self._wait_ready({supervisor.failure, pool.failure})
         supervisor.settle()
         pool.settle()
-        address = self.deployment.address
-        self._output.say(LAUNCHER, f"OpenAI API at {self.deployment.base_url}")
-        self._output.say(LAUNCHER, f"ready at {address} after {self._elapsed()}")
         async with self._probe() as probe:
-            fleet = Fleet(deployment, pool, probe, self._output.say, self._start_timeout)
-            with _tended(fleet):
+            with _tended(Fleet(deployment, pool, probe, self._output.say, self._start_timeout)):
+                self._output.say(LAUNCHER, f"OpenAI API at {deployment.base_url}")
+                self._output.say(LAUNCHER, f"ready at {deployment.address} after {self._elapsed()}")
                 if session is not None:
-                    await session(address)
+                    await session(deployment.address)
                 else:
                     await asyncio.Event().wait()
 

@@ -103,6 +103,7 @@ def rank_1(up: Up) -> psutil.Process:
     return next(process for process in up.family() if process.environ().get("RANK") == "1")
 
 
+@pytest.mark.slow
 def test_two_ranks_say_what_one_process_says_with_speculation_on(deployed: Deployed) -> None:
     answers, accepted = asyncio.run(served_answers(deployed.up.address))
     differing = [i for i, pair in enumerate(zip(answers, deployed.references, strict=True)) if pair[0] != pair[1]]
@@ -110,6 +111,7 @@ def test_two_ranks_say_what_one_process_says_with_speculation_on(deployed: Deplo
     assert accepted > REQUESTS * TOKENS // 3
 
 
+@pytest.mark.slow
 def test_a_killed_rank_takes_the_worker_with_it_and_both_start_again(deployed: Deployed) -> None:
     old = rank_1(deployed.up)
     old.send_signal(signal.SIGKILL)
@@ -120,6 +122,7 @@ def test_a_killed_rank_takes_the_worker_with_it_and_both_start_again(deployed: D
     assert answers == deployed.references
 
 
+@pytest.mark.slow
 def test_all_ranks_end_with_the_deployment(deployed: Deployed) -> None:
     family = deployed.up.family()
     deployed.up.interrupt()

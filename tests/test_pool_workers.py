@@ -65,8 +65,15 @@ async def test_sixteen_at_once_get_the_same_as_alone(up: Up) -> None:
             assert together[i] == alone.token_ids
 
 
-@pytest.mark.parametrize("worker", ["draft-1", "target-1"])
-@pytest.mark.parametrize("victim", ["holder", "process"])
+@pytest.mark.parametrize(
+    ("worker", "victim"),
+    [
+        ("target-1", "holder"),
+        pytest.param("target-1", "process", marks=pytest.mark.slow),
+        pytest.param("draft-1", "holder", marks=pytest.mark.slow),
+        pytest.param("draft-1", "process", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_killed_worker_is_back_within_ten_seconds_and_no_request_fails(
     up: Up, worker: str, victim: str
 ) -> None:
@@ -91,6 +98,7 @@ async def test_a_killed_worker_is_back_within_ten_seconds_and_no_request_fails(
     assert await running == before
 
 
+@pytest.mark.slow
 async def test_every_worker_is_replaced_under_load_and_no_request_fails(up: Up) -> None:
     before = await answers(up.address)
     old = [up.worker("target-1"), up.worker("draft-1")]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,7 +38,10 @@ class RayCluster:
 
     async def connect(self) -> None:
         """Takes some seconds. Raises StartError."""
-        await self._in_thread(self._connect)
+        try:
+            await self._in_thread(self._connect)
+        finally:
+            _take_back_signals()
 
     async def close(self) -> None:
         await self._in_thread(ray.shutdown)
@@ -63,6 +68,13 @@ class RayCluster:
                 raise StartError(WRONG_TOKEN.format(address=self._address)) from error
             where = f"reach Ray at {self._address}" if self._address else "start Ray"
             raise StartError(f"cannot {where}: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def _take_back_signals() -> None:
+    """Ray's core takes SIGTERM for a crash: it prints a stack, and aborts if the process still lives 3 s later."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.siginterrupt(signal.SIGTERM, False)  # as asyncio wants it
 
 
 def _is_about_token(error: BaseException) -> bool:

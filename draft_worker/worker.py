@@ -17,6 +17,7 @@ from draft_worker.sequence import DraftSequence
 from specdec.candidates import EMPTY, TOKEN_ID_LIMIT, CandidateTree, InvalidCandidates
 from specdec.drafter import Abandoned, Drafter, DraftJob
 from specdec.grammar import MaskFactory
+from specdec.log_extra import about
 from specdec.messages import DraftBlock, DraftItem, DraftResult, Failure, Header, Identity
 from specdec.metric import NO_COUNTERS, Counters
 from specdec.worker import Outgoing, Worker
@@ -140,7 +141,8 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
             return [trees.get(job.sequence_id, EMPTY) for job in jobs]
         except Exception as error:
             if len(jobs) == 1:
-                _log.exception("drafting for %s failed", jobs[0].sequence_id)
+                sequence_id = jobs[0].sequence_id
+                _log.exception("drafting for %s failed", sequence_id, extra=about(sequence_id, private=True))
                 return [error]
             half = len(jobs) // 2
             return self._propose(jobs[:half], abandoned) + self._propose(jobs[half:], abandoned)

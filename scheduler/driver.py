@@ -33,6 +33,7 @@ from specdec.decision import OFF, Decision
 from specdec.goodput import Explained
 from specdec.grammar import GRAMMAR_REFUSED
 from specdec.log import Log, Place
+from specdec.log_extra import about
 from specdec.messages import (
     Committed,
     DraftBlock,
@@ -198,7 +199,8 @@ class Driver:
         """The target is lost or will not go on: the log is opened on another, or again on the same."""
         worker = self._verifying.worker
         name = worker.name if worker else "?"
-        _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause)
+        extra = about(self.sequence_id, self.request.traceparent)
+        _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause, extra=extra)
         self._verifying.leave(time.monotonic())
         self.tally.fail_over()
         await self._place(worker if avoid else None, cause)
@@ -336,7 +338,8 @@ class Driver:
             self._drafting.restart()
             self._continue(now)
         elif isinstance(body, (Refusal, Failure)):
-            _log.warning("draft worker %s on sequence %s: %s", worker.name, self.sequence_id, body.message)
+            extra = about(self.sequence_id, self.request.traceparent)
+            _log.warning("draft worker %s on sequence %s: %s", worker.name, self.sequence_id, body.message, extra=extra)
             self._leave_drafter()
             self._draft_failed("failed", worker)
 

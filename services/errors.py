@@ -26,7 +26,7 @@ from scheduler.errors import (
 )
 from scheduler.links import LinkError
 from services.codec import InvalidMessage, encode_duration
-from services.log_fields import PRIVATE
+from specdec.log_extra import PRIVATE
 
 log = logging.getLogger(__name__)
 

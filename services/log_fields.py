@@ -7,9 +7,8 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from services.telemetry.tracing_context import current_call, parse
+from specdec.log_extra import PRIVATE
 
-PRIVATE = "private"
-"""`extra={PRIVATE: True}`: what raised may hold parts of a request."""
 LEFT_OUT = "(its message may hold parts of a request: set log_prompts to see it)"
 _SERVING = ("uvicorn", "grpc", "asyncio")
 """Loggers of libraries that tell of whatever raised while they served."""

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
-from services.log_fields import PRIVATE, add_trace, hide_content, show_content
+from services.log_fields import add_trace, hide_content, show_content
+from specdec.log_extra import PRIVATE
 
 if TYPE_CHECKING:
-    from services.settings import RoleSettings
+    from services.settings import ServingSettings
 
 LAUNCHED_VARIABLE = "OUTRIDER_LAUNCHED"
 """Set by the launcher for its children: it puts the role in front of their lines and writes the files."""
@@ -47,8 +48,8 @@ class LogConfig:
     prompts: bool = False
 
     @classmethod
-    def of(cls, settings: RoleSettings, instance: str, prompts: bool = False) -> LogConfig:
-        return cls(settings.log_level, settings.log_format, settings.log_dir, instance, prompts)
+    def of(cls, settings: ServingSettings, instance: str) -> LogConfig:
+        return cls(settings.log_level, settings.log_format, settings.log_dir, instance, settings.log_prompts)
 
     @property
     def is_json(self) -> bool:
@@ -108,13 +109,12 @@ def configure(role: str, config: LogConfig | None = None) -> None:
 
 
 def _shared(config: LogConfig) -> list[Any]:
-    stamp = {"fmt": "iso", "utc": True} if config.is_json else {"fmt": "%H:%M:%S", "utc": False}
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(("sequence_id", "traceparent", "prompt", "answer", PRIVATE)),
-        structlog.processors.TimeStamper(**stamp),
+        structlog.processors.TimeStamper("iso" if config.is_json else "%H:%M:%S", utc=config.is_json),
         add_trace,
     ]
 

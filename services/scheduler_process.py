@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 def run_scheduler(settings: SchedulerSettings) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit code. Raises StartError."""
     try:
-        logs.configure("scheduler", logs.LogConfig.of(settings, settings.scheduler_id, settings.log_prompts))
+        logs.configure("scheduler", logs.LogConfig.of(settings, settings.scheduler_id))
     except OSError as error:
         raise StartError(f"cannot write to log_dir {settings.log_dir}: {error.strerror}") from error
     asyncio.run(serve_scheduler(settings))

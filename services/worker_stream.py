@@ -18,8 +18,8 @@ from services import errors
 from services.channel import TARGET_MESSAGE_BYTES
 from services.codec import split
 from services.errors import SlowReader
-from services.log_fields import PRIVATE
 from services.progress import Progress
+from specdec.log_extra import PRIVATE
 from specdec.messages import Identity, Load
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ import torch
 
 from specdec.candidates import EMPTY
 from specdec.engine.model import LanguageModel
+from specdec.log_extra import about
 from specdec.messages import Committed, Failure, Prefilled, TargetResult
 from specdec.sampling import DegenerateLogits
 from target_worker.batch import Work
@@ -42,7 +43,8 @@ def step(model: LanguageModel, batch: Sequence[Work]) -> list[Outcome]:
             outcomes.append(Outcome(work, result))
         except Exception as error:
             if not isinstance(error, DegenerateLogits):
-                _log.exception("sequence %s failed", work.sequence.sequence_id)
+                sequence_id = work.sequence.sequence_id
+                _log.exception("sequence %s failed", sequence_id, extra=about(sequence_id, private=True))
             header = work.sequence.header(len(work.sequence.log))
             outcomes.append(Outcome(work, TargetResult(header, Failure(str(error) or repr(error))), failed=True))
     step_time = time.monotonic() - started

@@ -8,6 +8,7 @@ import time
 
 from specdec.engine.model import LanguageModel
 from specdec.grammar import MaskFactory
+from specdec.log_extra import about
 from specdec.messages import Committed, Failure, Identity, TargetItem, TargetResult
 from specdec.metric import NO_COUNTERS, Counters
 from specdec.worker import Outgoing, Worker
@@ -84,7 +85,8 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         was ended for that."""
         starved = self._selector.starved(self._intake.sequences.values(), now)[:1]
         for sequence in starved:
-            _log.error("sequence %s does not fit into the KV memory", sequence.sequence_id)
+            extra = about(sequence.sequence_id)
+            _log.error("sequence %s does not fit into the KV memory", sequence.sequence_id, extra=extra)
             failure = Failure("the sequence does not fit into the target worker's KV memory")
             outgoing[sequence.session].append(TargetResult(sequence.header(len(sequence.log)), failure))
             self._counters.add(metrics.FAILED_SEQUENCES)

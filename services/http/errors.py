@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from scheduler.errors import InvalidRequest, Overloaded
 from services.codec import InvalidMessage
 from services.errors import ErrorKind, classify, public_message
-from services.log_fields import PRIVATE
+from specdec.log_extra import PRIVATE
 
 log = logging.getLogger(__name__)
 

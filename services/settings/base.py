@@ -65,6 +65,7 @@ class ServingSettings(RoleSettings):
         None,
         description="A second address, for health checks alone and never TLS: for probes that cannot speak it.",
     )
+    log_prompts: bool = Field(False, description="Log what users send and get; else nothing of it is logged.")
     otlp_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^/]",

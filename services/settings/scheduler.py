@@ -96,7 +96,6 @@ class SchedulerSettings(ServingSettings):
     audit_dir: Path | None = Field(
         None, description="Folder for what the audit found, prompts included, to replay; none: not kept."
     )
-    log_prompts: bool = Field(False, description="Log what users send and get; else nothing of it is logged.")
     audit_log_content: bool = Field(False, description="Also log prompt and answer of what the audit found.")
 
     def audit_config(self) -> AuditConfig:

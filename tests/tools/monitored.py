@@ -21,6 +21,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.scheduler import Scheduler
 from services.links import link_factory
 from services.metrics import role_metrics
+from services.telemetry.metrics import Metrics
 from services.telemetry.metrics_exposition import Exposition, metrics_endpoint
 from services.telemetry.metrics_process import watch_draft, watch_scheduler, watch_target
 from services.worker_process import ServeOptions, serve_draft, serve_target
@@ -62,6 +63,8 @@ class Monitored(SystemUnderTest):
         watch_scheduler(self.metrics, self.scheduler, lambda: self.metadata_state)
         self.metadata_state = "connected"
         self.urls: dict[str, str] = {}
+        self.of: dict[str, Metrics] = {}
+        """Those of the workers, by name."""
         self.targets: list[FaultProxy] = []
         self.drafts: list[FaultProxy] = []
         self._models = list(models)
@@ -116,7 +119,7 @@ class Monitored(SystemUnderTest):
         await until(self.settled, "every worker is ready")
 
     async def _target(self, name: str, model: TableModel) -> FaultProxy:
-        metrics = role_metrics("target")
+        metrics = self.of[name] = role_metrics("target")
         identity = target_identity(name, model.vocabulary_size, model.context_length, model.name)
         config = replace(self._target_config, worker_id=name)
         worker = TargetWorker(config, model, identity, counters=metrics)
@@ -134,7 +137,7 @@ class Monitored(SystemUnderTest):
         return await self._served(serving, ready)
 
     async def _draft(self, name: str, kind: str, drafter: Drafter) -> FaultProxy:
-        metrics = role_metrics("draft")
+        metrics = self.of[name] = role_metrics("draft")
         identity = draft_identity(name, drafter=kind)
         config = replace(self._draft_config, worker_id=name)
         worker = DraftWorker(config, drafter, identity, counters=metrics)

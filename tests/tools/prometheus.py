@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx2
 import pytest
@@ -106,11 +107,11 @@ class Prometheus:
         await until(done, "every job was scraped", patience=15)
         await asyncio.sleep(2 * INTERVAL)  # for an evaluation, which tells nobody when it is done
 
-    async def _ask(self, path: str, **parameters: str | float) -> dict[str, list[dict[str, object]]]:
+    async def _ask(self, path: str, **parameters: str | float) -> dict[str, Any]:
         answer = (await self._client.get(f"/api/v1/{path}", params=parameters)).json()
         if answer["status"] != "success":
             raise RuntimeError(f"{parameters['query']}: {answer['error']}")
-        data: dict[str, list[dict[str, object]]] = answer["data"]
+        data: dict[str, Any] = answer["data"]
         return data
 
     async def _answers(self) -> bool:

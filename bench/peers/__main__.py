@@ -39,11 +39,15 @@ def _install(package: Package) -> int:
         venv.create(package.environment, with_pip=True)
     environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
     print(f"Installing {', '.join(package.requirements)} into {package.environment}. {package.note}", file=sys.stderr)
-    command = [str(package.python), "-m", "pip", "install", "--quiet", *package.requirements]
-    code = subprocess.run(command, env=environment).returncode
+    pip = [str(package.python), "-m", "pip"]
+    code = subprocess.run([*pip, "install", "--quiet", *package.requirements], env=environment).returncode
     if code:
         print(f"bench: pip could not install {package.name}; see its message above", file=sys.stderr)
         return code
+    if package.unwanted:
+        subprocess.run(
+            [str(package.python), "-m", "pip", "uninstall", "--quiet", "--yes", *package.unwanted], check=True
+        )
     if package.name == "llama_cpp":
         from bench.peers.gguf import fetch_gguf
 

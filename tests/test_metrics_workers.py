@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
+
+import grpc
 import httpx2
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as pb
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as pb_grpc
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 
 from draft_worker import counters as draft
@@ -14,7 +20,7 @@ from services.metrics import role_metrics
 from services.start_error import StartError
 from services.telemetry.metrics import MAX_SERIES, OTHER, Metrics
 from services.telemetry.metrics_exposition import Exposition, metrics_endpoint
-from services.telemetry.metrics_otlp import Export, data
+from services.telemetry.metrics_otlp import Export, data, otlp_metrics
 from services.telemetry.otlp import resource
 from target_worker import counters as target
 from tools.cases import GREEDY
@@ -25,6 +31,7 @@ from tools.monitored import Monitored
 from tools.scripted import ScriptedDrafter, oracle
 from tools.table_law import TableLaw
 from tools.table_model import TableModel
+from tools.waiting import until
 
 LAW = TableLaw()
 TRACEPARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
@@ -145,6 +152,38 @@ def test_a_broken_collector_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
 
     assert collector.received == []
     assert len([record for record in caplog.records if "metrics cannot be sent" in record.message]) == 1
+
+
+class MetricsReceiver(pb_grpc.MetricsServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list[pb.ExportMetricsServiceRequest] = []
+
+    async def Export(self, request: pb.ExportMetricsServiceRequest, context: object) -> pb.ExportMetricsServiceResponse:
+        self.requests.append(request)
+        return pb.ExportMetricsServiceResponse()
+
+
+async def test_a_collector_receives_the_metrics_over_grpc() -> None:
+    receiver = MetricsReceiver()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    pb_grpc.add_MetricsServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    metrics = role_metrics("target")
+    metrics.add(target.PREEMPTIONS, 3)
+    exporting = ExitStack()
+    exporting.enter_context(otlp_metrics(metrics, f"http://127.0.0.1:{port}", resource("target", "t-1"), 0.01))
+    try:
+        await until(lambda: bool(receiver.requests), "metrics arrive")
+    finally:
+        await asyncio.to_thread(exporting.close)  # its last export needs this loop
+        await server.stop(0)
+
+    told = receiver.requests[0].resource_metrics[0]
+    assert {"service.name", "service.instance.id"} <= {attribute.key for attribute in told.resource.attributes}
+    series = {metric.name: metric for metric in told.scope_metrics[0].metrics}
+    assert series["outrider.num_preemptions"].sum.data_points[0].as_double == 3
+    assert series["outrider.num_preemptions"].sum.is_monotonic
 
 
 async def test_a_worker_serves_its_metrics_only_where_it_is_told_to() -> None:

@@ -81,7 +81,10 @@ def notes_of(sequence: pb.SequenceRounds) -> list[str]:
     notes = []
     if sequence.forgotten:
         notes.append(f"the oldest {sequence.forgotten} entries are no longer remembered")
-    if not any(step.HasField("decision") for step in steps):
+    drafters = [entry.placed.draft_worker for entry in sequence.entries if entry.HasField("placed")]
+    if drafters and not any(drafters):
+        notes.append("no drafter took part: the request asked for none, or none was live")
+    elif not any(step.HasField("decision") for step in steps):
         notes.append(f"no reasons: {NO_REASONS}; `policy: goodput` of the scheduler does")
     end = next((entry.ended for entry in sequence.entries if entry.HasField("ended")), None)
     if end is None:

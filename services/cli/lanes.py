@@ -59,7 +59,8 @@ class Lane:
 
     def fill(self, begin: float, end: float, mark: str) -> None:
         """begin, end: columns; at least one is filled."""
-        for column in range(math.floor(begin), max(math.ceil(end - 1e-6), math.floor(begin) + 1)):
+        first = math.floor(begin + 1e-6)
+        for column in range(first, max(math.ceil(end - 1e-6), first + 1)):
             self.marks[column] = mark, STYLES.get(mark, "red")
 
     def put(self, column: int, marks: list[tuple[str, str]]) -> None:

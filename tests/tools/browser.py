@@ -66,13 +66,13 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
 
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Raises RuntimeError with what the browser says."""
+    async def call(self, method: str, /, patience: float = PATIENCE, **parameters: Any) -> dict[str, Any]:
+        """Raises RuntimeError with what the browser says, TimeoutError if it says nothing."""
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         session = {"sessionId": self._session} if self._session else {}
         await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters, **session}))
-        message = await asyncio.wait_for(answer, PATIENCE)
+        message = await asyncio.wait_for(answer, patience)
         if "error" in message:
             raise RuntimeError(f"{method}: {message['error']['message']}")
         result: dict[str, Any] = message["result"]
@@ -92,9 +92,11 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
-    async def read(self, expression: str) -> Any:
-        """The value of a JavaScript expression. Raises RuntimeError if it throws."""
-        result = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+    async def read(self, expression: str, patience: float = PATIENCE) -> Any:
+        """The value of a JavaScript expression, awaited. Raises RuntimeError if it throws."""
+        result = await self.call(
+            "Runtime.evaluate", patience, expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
@@ -103,9 +105,9 @@ class Page:
         """Raises TimeoutError if it does not become true."""
         script = (
             f"new Promise(resolve => {{ const look = () => ({expression}) ? resolve(true) : setTimeout(look, 20); "
-            f"setTimeout(() => resolve(false), {round(patience * 1000) - 500}); look(); }})"
+            f"setTimeout(() => resolve(false), {round(patience * 1000)}); look(); }})"
         )
-        if not await self.read(script):
+        if not await self.read(script, patience + PATIENCE):
             raise TimeoutError(f"never true: {expression}; errors: {self.errors}")
 
     async def click(self, selector: str) -> None:

@@ -17,13 +17,15 @@ from services.start_error import ExitCode, StartError
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """concurrency: requests in flight at a time."""
+    """concurrency: requests in flight at a time. begin, end: bytes of the input that are meant, as in InputFile."""
 
     input: Path
     output: Path
     errors: Path
     server: ServerConfig
     concurrency: int = 16
+    begin: int = 0
+    end: int | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Batch:
 
     async def run(self) -> Tally:
         """Goes on where an earlier run ended. Raises StartError; what was answered until then is kept."""
-        source = InputFile(self.config.input)
+        source = InputFile(self.config.input, self.config.begin, self.config.end)
         output = Output(self.config.output, self.config.errors)
         self._refuse_same_files()
         wanted = source.check()

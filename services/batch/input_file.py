@@ -21,8 +21,12 @@ class InvalidInput(StartError):
 
 
 class InputFile:
-    def __init__(self, path: Path) -> None:
+    """begin, end: bytes of the file that are looked at, from the start of a line to the end of one; end None: all."""
+
+    def __init__(self, path: Path, begin: int = 0, end: int | None = None) -> None:
         self._path = path
+        self._begin = begin
+        self._end = end
 
     def check(self) -> dict[str, str]:
         """The id of each request by its custom_id. Raises InvalidInput, StartError."""
@@ -55,9 +59,14 @@ class InputFile:
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Numbered from 1; blank ones are left out."""
+        position = self._begin
         try:
             with self._path.open("rb") as file:
+                file.seek(self._begin)
                 for number, line in enumerate(file, 1):
+                    if self._end is not None and position >= self._end:
+                        return
+                    position += len(line)
                     if line.strip():
                         yield number, line
         except OSError as error:

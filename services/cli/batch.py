@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,12 @@ def batch(
     concurrency: Annotated[int, typer.Option(help="Requests in flight at a time.", min=1, max=MAX_CONCURRENCY)] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.", min=0.001)] = 600.0,
     patience: Annotated[float, typer.Option(help="Seconds that a server that is gone is waited for.", min=0.0)] = 60.0,
+    on_ray: Annotated[
+        bool, typer.Option("--ray", help="Over the Ray cluster of RAY_ADDRESS; OUTPUT is a folder that all of it sees.")
+    ] = False,
+    shard_mb: Annotated[
+        float, typer.Option(help="With --ray: MB of the input in one shard; the same when it goes on.", min=0.0001)
+    ] = 64.0,
 ) -> None:
     """Answer each request of a file once. The same command goes on after an interruption or a crash.
 
@@ -50,7 +57,10 @@ def batch(
     with BatchView() as view:
         running = Batch(config, view)
         try:
-            asyncio.run(running.run())
+            if on_ray:
+                running.tally = _on_ray(config, shard_mb, view)
+            else:
+                asyncio.run(running.run())
         except InvalidInput as error:
             for complaint in error.complaints:
                 print(complaint, file=sys.stderr)
@@ -58,7 +68,15 @@ def batch(
         finally:
             if running.tally.total:
                 print(f"{view.state(running.tally)}, {view.seconds:.1f} s, {view.rate(running.tally)}", file=sys.stderr)
-    _refuse_failures(running.tally, config.errors)
+    _refuse_failures(running.tally, output if on_ray else config.errors)
+
+
+def _on_ray(config: BatchConfig, shard_mb: float, view: BatchView) -> Tally:
+    try:
+        from services.batch.on_ray import run_on_ray
+    except ImportError as error:
+        raise StartError(f"--ray needs `pip install 'outrider[ray]'`: {error}") from error
+    return run_on_ray(config, round(shard_mb * 1e6), os.environ.get("RAY_ADDRESS"), view)
 
 
 def errors_beside(output: Path) -> Path:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import ray
 
@@ -44,9 +46,10 @@ class Event:
 class WorkerActor:
     """All methods run on the actor's event loop. `events` is called again and again, the others now and then."""
 
-    def __init__(self, spec: WorkerSpec, networked: bool) -> None:
-        """networked: listen at a free port of this node; else at the address that the settings name."""
-        self._spec, self._networked = spec, networked
+    def __init__(self, spec: WorkerSpec, networked: bool, folder: Path) -> None:
+        """networked: listen at a free port of this node; else at the address that the settings name, with what it
+        keeps in `folder`, which its owner removes."""
+        self._spec, self._networked, self._parent = spec, networked, folder
         self._supervisor: Supervisor | None = None
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._arrived = asyncio.Event()
@@ -74,7 +77,8 @@ class WorkerActor:
 
     def _start(self) -> Supervisor:
         loop = asyncio.get_running_loop()
-        folder = private_folder()
+        # Ray may kill our guard together with us, before it has removed the folder.
+        folder = private_folder() if self._networked else Path(tempfile.mkdtemp(dir=self._parent))
 
         def on_line(name: str, line: str) -> None:
             loop.call_soon_threadsafe(self._add, Event(EventKind.LINE, line))

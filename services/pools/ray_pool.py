@@ -49,7 +49,7 @@ class RayPool:
 
     def __init__(self, options: RayOptions, folder: Path, on_line: OnLine, say: OnLine) -> None:
         """folder: private; for the files of a Ray of our own."""
-        self._options = options
+        self._options, self._folder = options, folder
         self._on_line, self._say = on_line, say
         self._cluster = RayCluster(options.address, folder)
         self._workers: dict[str, _Placed] = {}
@@ -136,7 +136,7 @@ class RayPool:
                 max_restarts=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group.handle, index),
             )
-            .remote(spec, self._options.address is not None)
+            .remote(spec, self._options.address is not None, self._folder)
         )
         placed = _Placed(spec, actor, group)
         placed.listener = asyncio.create_task(self._listen(placed), name=f"events of {spec.name}")

@@ -97,9 +97,7 @@ def test_lanes_put_each_thing_where_it_was() -> None:
         entries=[
             pb.SequenceEntry(at=0.050, step=step),
             pb.SequenceEntry(at=0.060, stale=pb.StaleDraft(draft=stale)),
-            pb.SequenceEntry(
-                at=0.070, step=pb.TargetStep(sources=[TokenSource.TOKEN_SOURCE_PLAIN], began_at=0.06, step_time=0.01)
-            ),
+            pb.SequenceEntry(at=0.070, step=plain),
             pb.SequenceEntry(at=0.070, fell_back=pb.Fallback(reason="late")),
         ]
     )

@@ -22,7 +22,7 @@ TOKEN_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """kind: draft, ahead, stale, verify or plainstep. x, width: of a chart that is WIDTH wide. title: shown on hover."""
+    """kind: draft, ahead, stale, verify or plainstep. x, width: where WIDTH is the whole chart. title: on hover."""
 
     kind: str
     x: float

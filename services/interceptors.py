@@ -35,8 +35,8 @@ SERVER_FAULTS = frozenset(
 )
 """Codes by which a server's span counts as failed, as OpenTelemetry has it: others are the caller's own doing."""
 
-_TURNS = 10
-"""Of the event loop: a cancel that ended the requests reaches the handler's task by then."""
+_CANCEL_SECONDS = 0.1
+"""By then a cancel, or the loss of the caller, reaches the task of a handler whose requests it has ended."""
 
 if TYPE_CHECKING:
     _Interceptor = grpc.aio.ServerInterceptor[Any, Any]
@@ -94,9 +94,10 @@ class TracingInterceptor(_Interceptor):
                 code = grpc.StatusCode.UNKNOWN
                 try:
                     await behavior(request, context)
-                    for _ in range(_TURNS if streaming else 0):  # one whose caller is gone looks closed at first
-                        await asyncio.sleep(0)
-                    code = _told(context) or grpc.StatusCode.OK
+                    if streaming:  # one whose caller is gone looks closed at first
+                        await asyncio.sleep(_CANCEL_SECONDS)
+                    late = streaming and context.time_remaining() == 0
+                    code = _told(context) or (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.OK)
                 except asyncio.CancelledError:
                     code = _cancelled(call, context)
                     raise

@@ -47,9 +47,9 @@ class SpanQueue:
         logging.getLogger(_PROCESSOR).setLevel(logging.ERROR)
         self._limits = limits
         otlp = OTLPSpanExporter(endpoint, timeout=limits.timeout, channel_options=channel_options(endpoint))
-        self._exporter = PatientExporter(otlp, limits.rest)
+        self.exporter = PatientExporter(otlp, limits.rest)
         self.processor = BatchSpanProcessor(
-            self._exporter, limits.queued, limits.interval * 1000, min(limits.batch, limits.queued)
+            self.exporter, limits.queued, limits.interval * 1000, min(limits.batch, limits.queued)
         )
 
     def put(self, span: ReadableSpan) -> None:
@@ -57,7 +57,7 @@ class SpanQueue:
 
     def close(self) -> None:
         """Sends what waits, within `last` seconds; then it is dropped."""
-        self._exporter.end_by(time.monotonic() + self._limits.last)
+        self.exporter.end_by(time.monotonic() + self._limits.last)
         closing = threading.Thread(target=self.processor.shutdown, name="spans-close", daemon=True)
         closing.start()
         closing.join(self._limits.last + self._limits.timeout)

@@ -72,9 +72,10 @@ class TracedWorker(Generic[ItemIn, ResultOut]):
 
     def attach(self, deliver: Callable[[list[ResultOut]], None]) -> int:
         def traced(results: list[ResultOut]) -> None:
-            deliver(results)
-            if self._sampled:
-                self._computed(results)
+            now, mine = time.monotonic(), self._sampled_of(results)
+            deliver(results)  # who reads the last of them releases the sequence, so it was looked up before
+            if mine:
+                self._computed(mine, _Batch.of(results), now)
 
         return self._worker.attach(traced)
 
@@ -99,16 +100,24 @@ class TracedWorker(Generic[ItemIn, ResultOut]):
         elif isinstance(item.body, Release):
             self._sampled.pop(header.sequence_id, None)
 
-    def _computed(self, results: Sequence[object]) -> None:
-        """On the worker's thread, right after the step that made them."""
-        now, clock = time.monotonic(), wall_clock()
-        batch = _Batch.of(results)
-        for result in results:
-            if isinstance(result, (TargetResult, DraftResult)):
-                sampled = self._sampled.get(result.header.sequence_id)
-                if sampled is not None:
-                    for span in _spans(result, sampled, batch, now, clock):
-                        self._sink.put(span)
+    def _sampled_of(self, results: Sequence[object]) -> list[tuple[TargetResult | DraftResult, _Sampled]]:
+        if not self._sampled:
+            return []
+        return [
+            (result, sampled)
+            for result in results
+            if isinstance(result, (TargetResult, DraftResult))
+            and (sampled := self._sampled.get(result.header.sequence_id)) is not None
+        ]
+
+    def _computed(
+        self, results: Sequence[tuple[TargetResult | DraftResult, _Sampled]], batch: _Batch, now: float
+    ) -> None:
+        """On the worker's thread, right after the step that made them at `now`."""
+        clock = wall_clock()
+        for result, sampled in results:
+            for span in _spans(result, sampled, batch, now, clock):
+                self._sink.put(span)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ ItemIn = TypeVar("ItemIn", contravariant=True)
 class Worker(Protocol[ItemIn, Result]):
     """What `TargetWorker` and `DraftWorker` have in common."""
 
-    identity: Identity
+    @property
+    def identity(self) -> Identity: ...
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

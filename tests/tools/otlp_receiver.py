@@ -62,11 +62,12 @@ def orphans(spans: Iterable[ReceivedSpan]) -> list[ReceivedSpan]:
 
 
 @asynccontextmanager
-async def otlp_receiver() -> AsyncIterator[Receiver]:
+async def otlp_receiver(port: int = 0) -> AsyncIterator[Receiver]:
+    """port 0: a free one."""
     receiver = Receiver()
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     pb_grpc.add_TraceServiceServicer_to_server(_Servicer(receiver), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     receiver.endpoint = f"http://127.0.0.1:{port}"
     await server.start()
     try:

@@ -55,9 +55,9 @@ async def deployment(script: Script) -> AsyncIterator[tuple[AsyncOpenAI, Grammar
         yield client, system
 
 
-@pytest.mark.parametrize("script", [oracle, ANTI], ids=["oracle", "anti"])
-async def test_a_hundred_schema_requests_end_in_a_stop_and_match(script: Script) -> None:
-    names = [list(SCHEMAS)[i % len(SCHEMAS)] for i in range(100)]
+@pytest.mark.parametrize(("script", "count"), [(oracle, 100), (ANTI, 30)], ids=["oracle", "anti"])
+async def test_schema_requests_end_in_a_stop_and_match(script: Script, count: int) -> None:
+    names = [list(SCHEMAS)[i % len(SCHEMAS)] for i in range(count)]
 
     async def ask(client: AsyncOpenAI, i: int) -> ChatCompletion:
         schema: Any = {"name": "answer", "strict": True, "schema": SCHEMAS[names[i]]}

@@ -85,6 +85,7 @@ def _holder(system: SocketDeployment) -> WorkerProcess:
     return system.targets[int(record.target_worker.removeprefix("target-"))]
 
 
+@pytest.mark.slow  # with table models: tests/test_rules_sockets.py
 async def test_a_draft_worker_killed_half_way_changes_no_draw(
     smollm2: Path, cases: dict[str, Case], tmp_path: Path
 ) -> None:

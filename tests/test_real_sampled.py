@@ -122,7 +122,7 @@ async def test_sixteen_at_once_say_what_each_says_alone(
 ) -> None:
     """Eight greedy and eight drawn; positions contiguous and one terminal event each."""
     requests = [
-        GenerationRequest(token_ids, sampling, max_tokens=10)
+        GenerationRequest(token_ids, sampling, max_tokens=8)
         for token_ids in prompts.values()
         for sampling in (GREEDY, SAMPLED)
     ]

@@ -31,9 +31,9 @@ class TableStore:
     def __init__(self, blocks_total: int, page: int) -> None:
         self.page = page
         self.blocks_total = blocks_total
-        self._slots = [[UNWRITTEN] * page for _ in range(blocks_total)]
+        self._slots: dict[int, list[int]] = {}  # of blocks that were taken once
         self._references = [0] * blocks_total
-        self._unused: OrderedDict[int, None] = OrderedDict((block, None) for block in range(blocks_total))
+        self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks_total))
         self._digest_of: dict[int, bytes] = {}
         self._found_by: dict[bytes, int] = {}
 

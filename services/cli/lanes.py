@@ -58,7 +58,9 @@ class Lane:
     marks: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def fill(self, begin: float, end: float, mark: str) -> None:
-        """begin, end: columns; at least one is filled."""
+        """begin, end: columns; at least one is filled, unless on the way passed less than half a one."""
+        if mark == WIRE and end - begin < 0.5:
+            return
         first = math.floor(begin + 1e-6)
         for column in range(first, max(math.ceil(end - 1e-6), first + 1)):
             self.marks[column] = mark, STYLES.get(mark, "red")
@@ -106,7 +108,7 @@ def draw(sequence: pb.SequenceRounds, scale: float) -> tuple[Lane, ...]:
                     wire.fill(step.draft.arrived_at / scale, step.began_at / scale, WIRE)
                 begin = max(entry.at - step.step_time, step.began_at)
                 verify.fill(begin / scale, entry.at / scale, VERIFY if step.num_draft_tokens else PLAIN)
-                tokens.put(math.ceil(entry.at / scale) - 1, [TOKENS.get(s, ("?", "")) for s in step.sources])
+                tokens.put(math.ceil(entry.at / scale - 1e-6) - 1, [TOKENS.get(s, ("?", "")) for s in step.sources])
             case "stale" if entry.stale.HasField("draft"):
                 _draw_draft(draft, wire, entry.stale.draft, scale, STALE)
             case "placed" if entry.placed.cause:
@@ -120,9 +122,8 @@ def _draw_draft(draft: Lane, wire: Lane, times: pb.DraftTimes, scale: float, mar
     """What was neither asking nor drafting was the way: there and back in equal parts."""
     asked_at = times.asked_at if times.HasField("asked_at") else times.arrived_at - times.draft_time
     way = max(times.arrived_at - asked_at - times.draft_time, 0.0) / 2
-    if way > scale:
-        wire.fill(asked_at / scale, (asked_at + way) / scale, WIRE)
-        wire.fill((times.arrived_at - way) / scale, times.arrived_at / scale, WIRE)
+    wire.fill(asked_at / scale, (asked_at + way) / scale, WIRE)
+    wire.fill((times.arrived_at - way) / scale, times.arrived_at / scale, WIRE)
     draft.fill((times.arrived_at - way - times.draft_time) / scale, (times.arrived_at - way) / scale, mark)
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "top": LazyCommand("services.cli.top", "Show speed, acceptance, mode and workers, again and again."),
     "explain": LazyCommand("services.cli.explain", "Show the rounds of a request, and why each was decided so."),
     "trace": LazyCommand("services.cli.trace", "Show the rounds of a request as lanes over time."),
-    "report": LazyCommand("services.cli.report", "Write a page of benchmark results, or of a deployment's last seconds."),
+    "report": LazyCommand("services.cli.report", "Write a page of benchmark results, or of the last minute."),
     "replay": LazyCommand("services.cli.replay", "Decode an answer that the audit found wrong again."),
     "models": LazyCommand("services.cli.models", "List, fetch and remove named models."),
     "config": LazyCommand("services.cli.config", "Show the effective settings and where each came from."),

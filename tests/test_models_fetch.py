@@ -277,14 +277,6 @@ def test_without_a_converter_nothing_is_downloaded(monkeypatch: pytest.MonkeyPat
         model_fetch.check_installed()
 
 
-def test_a_file_that_is_no_gguf_is_refused_by_the_real_converter(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"nothing")
-    with pytest.raises(ModelNotAvailable, match=r"cannot convert x\.gguf") as refused:
-        model_fetch.convert_in_child(tmp_path / "x.gguf", tmp_path / "out" / "model", lambda written: None)
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "out" / "model").exists()
-
-
 def test_the_sources_are_those_of_the_packages() -> None:
     assert [len(source.parts) for source in SOURCES.values()] == [1, 6, 22]
     last = SOURCES["qwen2.5-coder-1.5b"].parts[-1]

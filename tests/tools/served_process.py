@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,8 @@ async def served_process(config: SchedulerSettings) -> AsyncIterator[ServedProce
         address.set_result(told)
 
     task = asyncio.create_task(serve_scheduler(config, on_http_ready=on_http_ready, on_ready=on_ready, stop=stop))
-    await asyncio.wait([task, address], return_when=asyncio.FIRST_COMPLETED)
+    either: list[asyncio.Future[Any]] = [task, address]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         await task
     try:

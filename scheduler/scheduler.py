@@ -253,7 +253,8 @@ class Scheduler:
         if request.speculation is Speculation.ON or config.policy is Policy.FIXED:
             return Standing(FixedPolicy(min(length, config.max_draft_length)), config.width, config.window)
         if config.policy is Policy.GOODPUT:
-            return GoodputPolicy(Limits(length, config.max_draft_length, config.width, config.max_window))
+            limits = Limits(length, config.max_draft_length, config.width, config.max_window, config.draft_timeout / 2)
+            return GoodputPolicy(limits)
         threshold = ThresholdPolicy(
             length, config.max_draft_length, config.acceptance_window, config.off_below, config.probe_after_tokens
         )

@@ -147,12 +147,12 @@ def _options(inputs: Inputs) -> Iterator[tuple[Decision, float]]:
                 yield Decision(shape.length, width, window), _ahead(inputs, shape, window)
 
 
-def worth_of_one_more(inputs: Inputs, decision: Decision) -> float:
-    """The chance of being accepted at which one more candidate behind the last is worth the time that it takes."""
+def price_of_one_more(inputs: Inputs, decision: Decision) -> float:
+    """Seconds that one more candidate behind the last takes."""
     length, rows = decision.draft_length, inputs.other_rows + decision.rows
     drafting = max(inputs.draft(length) - inputs.draft(length - 1), 0.0) if length > 1 else inputs.draft(1)
     verifying = max(inputs.verify(rows) - inputs.verify(rows - decision.width), 0.0)
-    return goodput(inputs, decision) * (drafting + verifying)
+    return drafting + verifying
 
 
 def _allowed(inputs: Inputs, decision: Decision) -> bool:

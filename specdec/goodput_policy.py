@@ -8,23 +8,28 @@ from dataclasses import dataclass, replace
 
 from specdec.costs import DrafterModel, TargetModel
 from specdec.decision import OFF, Decision
-from specdec.goodput import Explained, Inputs, Overheads, choose, worth_of_one_more
+from specdec.estimates import Knots, RunningMean
+from specdec.goodput import Explained, Inputs, Overheads, choose, price_of_one_more
 from specdec.observations import AheadBlock, BlockOutcome, Observation, PlainStep, Round
 from specdec.probing import Probing, probe_length
 from specdec.rates import Acceptance
 
 _LOW = 0.5
 _EXPLANATIONS = 128
+_GOES_FARTHER = 4
+"""Candidates more than what pays on the average, where the drafter is sure of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """draft_length: of the first block with a drafter that nothing is known of."""
+    """draft_length: of the first block with a drafter that nothing is known of. max_draft_time: seconds that a block
+    may take to draft, well below what it would be late at."""
 
     draft_length: int = 5
     max_draft_length: int = 16
     max_width: int = 1
     max_window: int = 8
+    max_draft_time: float = 1.0
 
 
 class GoodputPolicy:
@@ -37,6 +42,8 @@ class GoodputPolicy:
         self._acceptance: Acceptance | None = None
         self._decision = OFF
         self._probing: Probing | None = None
+        self._tokens, self._seconds = RunningMean(0.1), RunningMean(0.1)
+        """Of its own rounds."""
         self._explained: deque[Explained] = deque(maxlen=_EXPLANATIONS)
 
     # ---- the seam
@@ -116,10 +123,16 @@ class GoodputPolicy:
             ),
             other_rows=other_rows,
             other_tokens=other_tokens,
-            max_draft_length=min(limits.max_draft_length, target.allotment(self, by_depth, wait)),
+            max_draft_length=min(self._longest(draft), target.allotment(self, by_depth, wait)),
             max_width=limits.max_width,
             max_window=limits.max_window,
         )
+
+    def _longest(self, draft: Knots) -> int:
+        """Draft length that can be had in time."""
+        limits = self._limits
+        in_time = (n for n in range(limits.max_draft_length, 1, -1) if draft(n) <= limits.max_draft_time)
+        return next(in_time, 1)
 
     def _off(self, drafter: DrafterModel, explained: Explained) -> Explained:
         """Off, or a probe if one is due and no other sequence is probing."""
@@ -142,8 +155,11 @@ class GoodputPolicy:
         certainty = drafter.acceptance.certainty
         if not certainty.known or decision.window > 1:
             return decision
-        worth = worth_of_one_more(inputs, decision) / max(inputs.acceptance[decision.draft_length - 1], 0.05)
-        longest = min(decision.draft_length + decision.draft_length // 2, inputs.max_draft_length)
+        # At the rate that is really reached: the expected one is that of the candidates it is sure of.
+        rate = self._tokens.mean / max(self._seconds.mean, 1e-6) if self._seconds.count else 0.0
+        rate += inputs.other_tokens / inputs.verify(inputs.other_rows + 1)
+        worth = rate * price_of_one_more(inputs, decision) / max(inputs.acceptance[decision.draft_length - 1], 0.05)
+        longest = min(decision.draft_length + _GOES_FARTHER, inputs.max_draft_length)
         return replace(decision, draft_length=longest, min_confidence=certainty.threshold(worth))
 
     def _take(self, explained: Explained) -> Decision:
@@ -192,6 +208,8 @@ class GoodputPolicy:
             return
         drafter, verify = self._drafter, self._target.knots()
         drafter.rounds += 1
+        self._tokens.observe(round_.accepted + 1)
+        self._seconds.observe(round_.duration)
         others = self._target.others(1 + round_.num_candidates, 0)[0] if self._target.shared else 0.0
         seconds = verify(others + 1 + round_.num_candidates)
         draft = drafter.knots()(round_.drafted)

@@ -11,7 +11,7 @@ from torch import nn
 from specdec.digest import root_digest
 from specdec.drafter import DraftJob
 from specdec.drafters.model import ModelDrafter
-from specdec.engine.int4_linear import LEVELS, Int4Linear, round_linears
+from specdec.engine.int4_linear import LEVELS, MOST_ROUNDED_ROWS, Int4Linear, round_linears
 from specdec.engine.layout import SequenceRows, pack
 from specdec.engine.loading import build_runner, load
 from specdec.engine.model import Segment
@@ -33,14 +33,26 @@ def _linear(width: int, bias: bool = False) -> nn.Linear:
 def test_rounded_weights_are_within_half_a_level(bias: bool) -> None:
     linear = _linear(128, bias)
     rounded = Int4Linear(linear, 32)
-    weight = rounded(torch.eye(128, dtype=torch.bfloat16))  # the rounded weight itself, and the bias
+    rows = torch.eye(128, dtype=torch.bfloat16)
+    weight = torch.cat(
+        [rounded(rows[i : i + MOST_ROUNDED_ROWS]) for i in range(0, 128, MOST_ROUNDED_ROWS)]
+    )  # the rounded weight itself, and the bias
     if linear.bias is not None:
         weight = weight - linear.bias
-    groups = linear.weight.float().unflatten(1, (-1, 32))
+    groups = linear.weight.float().view(64, -1, 32)
     level = (groups.amax(-1) - groups.amin(-1)) / LEVELS
-    error = (weight.float().T - linear.weight.float()).abs().unflatten(1, (-1, 32)).amax(-1)
+    error = (weight.float().T - linear.weight.float()).abs().view(64, -1, 32).amax(-1)
     assert (error <= 0.55 * level + 0.01 * linear.weight.float().abs().max()).all()
     assert error.max() > 0.3 * level.min()  # it was rounded
+
+
+@torch.inference_mode()
+def test_many_rows_take_the_weights_as_they_are() -> None:
+    linear = _linear(128)
+    rows = torch.randn(MOST_ROUNDED_ROWS + 1, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    rounded = Int4Linear(linear, 32)
+    assert torch.equal(rounded(rows), linear(rows))
+    assert not torch.equal(rounded(rows[:-1]), linear(rows)[:-1])
 
 
 def test_only_what_a_group_divides_is_rounded() -> None:

@@ -11,11 +11,13 @@ import torch
 from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
-from specdec.engine.int4_linear import round_linears
+from specdec.engine.graphs import CudaCapture
+from specdec.engine.int4_linear import can_round, round_linears
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.parallel import ParallelRunner, is_leader, join_ranks, read_parallel
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner, ranks_of
 from specdec.engine.self_test import self_test as run_self_test
+from specdec.engine.varlen import HeadShape, PagedAttention, find_varlen
 from specdec.engine.vocabulary_size import real_vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ def load(
     dtype: str = "auto",
     threads: int | None = None,
     kv_memory: int | None = None,
-    attention: str = "sdpa",
+    attention: str = "auto",
     device: str = "cpu",
     max_context: int | None = None,
     vocabulary_size: int | None = None,
@@ -58,10 +60,10 @@ def load(
         model = read_parallel(folder, torch_dtype, tensor_parallel).eval()
     else:
         model = read_model(folder, torch_dtype).to(device).eval()
-    rounded = drafts and quantization != "none" and round_linears(model) > 0
-    if quantization == "int4" and not rounded:
+    may_round = drafts and quantization != "none" and can_round(model)
+    if quantization == "int4" and not may_round:
         raise ValueError(f"quantization is int4, which needs a drafter in bf16 on a CPU, not {dtype} on {device}")
-    if tensor_parallel == 1:
+    if tensor_parallel == 1 and not may_round:
         pack_linears(model)
     runner = build_runner(
         model,
@@ -72,10 +74,11 @@ def load(
         max_context=max_context,
         exact=not drafts,
     )
-    if rounded:
-        runner.dtype = "int4"
     if self_test:
         run_self_test(runner)
+    if may_round and round_linears(model):  # after the test, which compares forwards of few and of many rows
+        pack_linears(model)
+        runner.dtype = "int4"
     if isinstance(runner, ParallelRunner) and is_leader():
         runner.lead()
     return runner
@@ -145,13 +148,14 @@ def build_runner(
     name: str,
     vocabulary_size: int | None = None,
     kv_memory: int = DEFAULT_KV_MEMORY,
-    implementation: str = "sdpa",
+    implementation: str = "auto",
     max_context: int | None = None,
     exact: bool = True,
+    graphs: bool = True,
 ) -> ModelRunner:
-    """A runner around a model that is in memory already. Raises `ModelRefused`."""
-    if implementation not in attention_seam.IMPLEMENTATIONS:
-        raise ValueError(f"attention is {implementation}, must be one of {', '.join(attention_seam.IMPLEMENTATIONS)}")
+    """A runner around a model that is in memory already. implementation: sdpa or reference (over gathered keys), varlen
+    (over block tables), or auto: varlen where it works, else sdpa. graphs: CUDA graphs where varlen is used. Raises
+    `ModelRefused`, and ValueError for an implementation that is not there."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or getattr(config, "num_attention_heads", None) is None:
@@ -163,6 +167,7 @@ def build_runner(
     if freeze_rope(model, context_length):
         log.info("%s: RoPE factors frozen for a context of %d tokens", name, context_length)
     page_size = PAGE_SIZE_CUDA if model.device.type == "cuda" else PAGE_SIZE_CPU
+    gather, paged = choose_attention(implementation, model, page_size)
     per_block = KvShape.of(config, model.dtype, ranks_of(model)).bytes_per_token * page_size
     blocks = kv_memory // per_block
     needed = -(-context_length // page_size)
@@ -183,6 +188,34 @@ def build_runner(
         context_length=context_length,
         kv_blocks=blocks,
         page_size=page_size,
-        implementation=implementation,
+        implementation=gather,
         exact=exact,
+        paged=paged,
+        capture=CudaCapture(model.device) if graphs and paged is not None and model.device.type == "cuda" else None,
+    )
+
+
+def choose_attention(implementation: str, model: Any, page_size: int) -> tuple[str, PagedAttention | None]:
+    """(how gathered keys are attended, how block tables are, if they are). Raises ValueError."""
+    if implementation in attention_seam.IMPLEMENTATIONS:
+        return implementation, None
+    if implementation not in ("auto", "varlen"):
+        known = ", ".join(("auto", "varlen", *attention_seam.IMPLEMENTATIONS))
+        raise ValueError(f"attention is {implementation}, must be one of {known}")
+    paged = find_paged(model, page_size)
+    if paged is None and implementation == "varlen":
+        raise ValueError(f"attention is varlen, which does not work here on {model.device}: use auto")
+    return "sdpa", paged
+
+
+def find_paged(model: Any, page_size: int) -> PagedAttention | None:
+    """Attention over block tables, where it computes all that this model asks for on its device."""
+    config = model.config.get_text_config()
+    if model.device.type != "cuda" or ranks_of(model) > 1:  # the other ranks are told gathers
+        return None
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return None
+    kv = KvShape.of(config, model.dtype)
+    return find_varlen(
+        model.device, HeadShape(config.num_attention_heads, kv.kv_heads, kv.head_dim, kv.dtype), page_size
     )

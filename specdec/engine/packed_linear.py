@@ -35,35 +35,36 @@ def pack_linears(model: Any) -> int:
     """
     if model.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return 0
-    packed = 0
+    count = 0
     works: dict[tuple[int, int, bool], bool] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
                 continue
             shape = (child.in_features, child.out_features, child.bias is not None)
-            replacement = _pack(child) if works.get(shape, True) else None
+            replacement = packed(child) if works.get(shape, True) else None
             if replacement is not None and shape not in works:
                 works[shape] = _same_bits(child, replacement)
             if replacement is None or not works[shape]:
                 works[shape] = False
                 continue
             setattr(parent, name, replacement)
-            packed += 1
-    return packed
+            count += 1
+    return count
 
 
-def _pack(linear: nn.Linear) -> PackedLinear | None:
+def packed(linear: nn.Linear) -> PackedLinear | None:
+    """None where this build of torch cannot pack it."""
     try:
         return PackedLinear(linear)
-    except (RuntimeError, NotImplementedError, AttributeError):  # this build of torch cannot
+    except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
 
-def _same_bits(linear: nn.Linear, packed: PackedLinear) -> bool:
+def _same_bits(linear: nn.Linear, replacement: PackedLinear) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, PROBE_ROWS, linear.in_features, generator=generator).to(linear.weight.dtype)
     try:
-        return torch.equal(packed(rows), functional.linear(rows, linear.weight, linear.bias))
+        return torch.equal(replacement(rows), functional.linear(rows, linear.weight, linear.bias))
     except RuntimeError:
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -150,11 +150,26 @@ def _gather(pool: torch.Tensor, group: TileGroup, tiles: int) -> torch.Tensor:
     return gathered.expand(tiles, -1, -1, -1) if group.shares_keys else gathered
 
 
-_current: ContextVar[PagedForward] = ContextVar("outrider_paged_forward")
+class Forward(Protocol):
+    """A forward as its layers see it: `PagedForward`, or `ChainLayers` over block tables."""
+
+    def run_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor: ...
+
+
+_current: ContextVar[Forward] = ContextVar("outrider_paged_forward")
 
 
 @contextmanager
-def running(forward: PagedForward) -> Iterator[None]:
+def running(forward: Forward) -> Iterator[None]:
     """Within this context the attention layers of this thread belong to `forward`."""
     token = _current.set(forward)
     try:

@@ -13,8 +13,11 @@ import torch
 from specdec.candidates import ROOT
 from specdec.engine import attention
 from specdec.engine.block_pool import RESERVED_BLOCKS, BlockPool
-from specdec.engine.layout import Ints, SequenceRows, pack, padded_rows
+from specdec.engine.chain_forward import ChainForward
+from specdec.engine.graphs import Capture
+from specdec.engine.layout import Ints, SequenceRows, is_chain, pack, padded_rows
 from specdec.engine.model import Segment
+from specdec.engine.varlen import PagedAttention
 from specdec.log import Log
 
 PAGE_SIZE_CPU = 16
@@ -78,8 +81,12 @@ class ModelRunner:
         page_size: int = PAGE_SIZE_CPU,
         implementation: str = "sdpa",
         exact: bool = True,
+        paged: PagedAttention | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        """exact: a row's bits depend on its own sequence alone, as a target's must."""
+        """exact: a row's bits depend on its own sequence alone, as a target's must. implementation: of the attention
+        over gathered keys. paged: the attention over block tables, which then takes all chains; capture: records its
+        graphs."""
         self.name = name
         self.vocabulary_size = vocabulary_size
         self.context_length = context_length
@@ -95,6 +102,17 @@ class ModelRunner:
         self._kv = _zeros(  # [layers, 2, slots, kv_heads, head_dim]
             (shape.layers, 2, slots, shape.kv_heads, shape.head_dim), shape.dtype, self._device
         )
+        self._chains: ChainForward | None = None
+        if paged is not None:
+            self._chains = ChainForward(
+                model,
+                self._kv,
+                paged,
+                page_size=page_size,
+                context_length=context_length,
+                exact=exact,
+                capture=capture,
+            )
         self._sequences: dict[str, _Sequence] = {}
         self.layers_called: list[int] = []
         """Attention layers that the last forward called, in order."""
@@ -160,11 +178,22 @@ class ModelRunner:
         for sequence, segment in zip(sequences, segments, strict=True):
             _check_room(sequence, segment)
             sequence.segment = None
-        layout = pack([_rows_of(*pair) for pair in zip(sequences, segments, strict=True)], self._device, self.exact)
-        logits = self._run(attention.PagedForward(layout, self._kv, self._attend), _wanted_rows(segments))
+        rows = [_rows_of(*pair) for pair in zip(sequences, segments, strict=True)]
+        if self._chains is not None and all(is_chain(sequence.parents) for sequence in rows):
+            logits = self._run_chains(self._chains, rows, _wanted_rows(segments))
+        else:
+            layout = pack(rows, self._device, self.exact)
+            logits = self._run(attention.PagedForward(layout, self._kv, self._attend), _wanted_rows(segments))
         for sequence, segment in zip(sequences, segments, strict=True):
             sequence.segment = segment
         return list(torch.split(logits, [segment.num_logits for segment in segments]))
+
+    @torch.inference_mode()
+    def _run_chains(self, chains: ChainForward, rows: list[SequenceRows], wanted: list[int]) -> torch.Tensor:
+        """As `_run`, over block tables."""
+        logits = chains.run(rows, wanted)
+        self.layers_called = chains.layers_called
+        return logits[: len(wanted), : self.vocabulary_size].to(torch.float32, copy=True)
 
     @torch.inference_mode()
     def _run(self, forward: attention.PagedForward, wanted: list[int]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx2
@@ -75,6 +75,14 @@ class Traced:
         return spans if whole and {span.service for span in spans} == EVERY_SERVICE else []
 
 
+@asynccontextmanager
+async def _tracer_of(provider: TracerProvider) -> AsyncIterator[None]:
+    """As if the program had set it; what is really set stays for the tests of other files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "get_tracer", provider.get_tracer)
+        yield
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def traced() -> AsyncIterator[Traced]:
     async with otlp_receiver() as receiver:
@@ -83,9 +91,9 @@ async def traced() -> AsyncIterator[Traced]:
         queue = SpanQueue(endpoint, QUICK)
         provider = TracerProvider(resource=resource("client", "client-test"))
         provider.add_span_processor(queue.processor)
-        trace.set_tracer_provider(provider)
         workers = f"--otlp-endpoint {endpoint} --delay 0.005"
         async with (
+            _tracer_of(provider),
             SocketDeployment(
                 [f"table_target {workers}"] * 2, [f"table_draft {workers}"], readers=[tracing.reader]
             ) as system,
@@ -164,7 +172,7 @@ async def test_http_takes_the_callers_context_and_tells_a_cancel(traced: Traced)
             await anext(response.aiter_bytes())
 
     def told() -> list[ReceivedSpan]:
-        """By the scheduler process; FastAPI has spans of its own where, as here, the program has a tracer."""
+        """By the scheduler process; FastAPI has spans of its own where the program has a tracer."""
         spans = traced.receiver.named("POST /v1/completions")
         return sorted((span for span in spans if span.service == "outrider-scheduler"), key=lambda span: span.began)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """max_batch: sequences drafted together. Plans beyond max_draft_length, max_width and max_window are trimmed."""
+    """max_batch: sequences drafted together. Plans beyond max_draft_length, max_width and max_window are trimmed.
+    max_in_flight: blocks of a sequence in flight, those of its branches included; a target holds no more."""
 
     worker_id: str
     secret: bytes = b""
@@ -15,4 +16,5 @@ class DraftConfig:
     max_draft_length: int = 32
     max_width: int = 8
     max_window: int = 8
+    max_in_flight: int = 8
     max_sequences: int = 1024

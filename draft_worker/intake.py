@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draft_worker.config import DraftConfig
+from draft_worker.fan_out import FanOut
 from draft_worker.sequence import DraftSequence
 from specdec.drafter import Drafter
 from specdec.grammar import InvalidGrammar, MaskFactory, TokenMask
@@ -86,7 +87,7 @@ class Intake:
         if log.digest != header.prefix_digest or len(log) != header.base_length:
             message = "prefix_digest is not that of token_ids: do scheduler and worker share one secret?"
             return self._refuse(header, RefusalReason.INVALID, message)
-        self._drafter.release(header.sequence_id)
+        self._forget(header.sequence_id)
         self._released.pop(header.sequence_id, None)
         sequence = DraftSequence(
             header.sequence_id,
@@ -96,6 +97,7 @@ class Intake:
             body.sampling,
             body.stop,
             self._trimmed(body.plan),
+            FanOut(header.sequence_id, body.root_digest, self._config.secret),
             self._mask(body.sampling),
             committed_length=len(log),
         )
@@ -116,12 +118,17 @@ class Intake:
 
     def release(self, sequence_id: str, epoch: Epoch) -> None:
         """Frees the sequence and remembers its epoch."""
-        if self.sequences.pop(sequence_id, None) is not None:
-            self._drafter.release(sequence_id)
+        self._forget(sequence_id)
         self._released[sequence_id] = epoch
         self._released.move_to_end(sequence_id)
         if len(self._released) > _EPOCHS_REMEMBERED:
             self._released.popitem(last=False)
+
+    def _forget(self, sequence_id: str) -> None:
+        sequence = self.sequences.pop(sequence_id, None)
+        if sequence is not None:
+            for job_id in (sequence_id, *sequence.fan_out.job_ids):
+                self._drafter.release(job_id)
 
     def _mask(self, sampling: SamplingParams) -> TokenMask | None:
         """None where the drafter has no grammar engine, or not for this grammar: what it proposes is then rejected
@@ -134,11 +141,13 @@ class Intake:
             return None
 
     def _trimmed(self, plan: DraftPlan) -> DraftPlan:
+        window = min(plan.window, self._config.max_window)
         return replace(
             plan,
             draft_length=min(plan.draft_length, self._config.max_draft_length),
             width=min(plan.width, self._config.max_width),
-            window=min(plan.window, self._config.max_window),
+            window=window,
+            fan_out=max(min(plan.fan_out, self._config.max_in_flight - window), 0),
         )
 
     def _wrong_token(self, token_ids: Sequence[int]) -> str | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from draft_worker import counters as metrics
 from draft_worker.config import DraftConfig
+from draft_worker.fan_out import Branch, narrowed
 from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
 from specdec.candidates import EMPTY, TOKEN_ID_LIMIT, CandidateTree, InvalidCandidates
@@ -24,8 +26,25 @@ from specdec.worker import Outgoing, Worker
 
 _log = logging.getLogger(__name__)
 
-_Started = tuple[DraftSequence, bytes, float]
-"""A sequence that is drafted for, the digest of its log then, and since when its block was due."""
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A block in the making. digest: of its base. since: when it was due. branch: None if it continues the tail."""
+
+    sequence: DraftSequence
+    job: DraftJob
+    digest: bytes
+    since: float
+    branch: Branch | None = None
+
+    @property
+    def continues_tail(self) -> bool:
+        """Perhaps by now: of a branch that the target took meanwhile."""
+        return self.sequence.log.digest == self.digest
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.continues_tail or (self.branch is not None and self.sequence.may_take(self.branch))
 
 
 class DraftWorker(Worker[DraftItem, DraftResult]):
@@ -71,54 +90,78 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
             for sequence in [s for s in self._intake.sequences.values() if s.session == session]:
                 self._intake.release(sequence.sequence_id, sequence.epoch)
 
-    def _due(self) -> list[DraftSequence]:
-        """Sequences whose next block is due: those first whose target has nothing to verify, then the longest
-        waiting."""
-        due = [(len(s.in_flight), s.due_since, s) for s in self._intake.sequences.values() if s.due_since is not None]
+    def _due(self) -> list[_Started]:
+        """Blocks that continue a tail: those first whose target has nothing to verify, then the longest waiting. Then
+        branches, as far as there is room in the batch."""
+        sequences = self._intake.sequences.values()
+        due = [(len(s.in_flight), s.due_since, s) for s in sequences if s.due_since is not None]
         due.sort(key=lambda entry: entry[:2])
-        return [sequence for _, _, sequence in due[: self._config.max_batch]]
+        room = self._config.max_batch
+        started = [_Started(s, s.job(), s.log.digest, since) for _, since, s in due[:room]]
+        now = time.monotonic()
+        for sequence in sequences:
+            for branch in sequence.new_branches(room - len(started)):
+                started.append(_Started(sequence, sequence.job(branch), branch.log.digest, now, branch))
+        return started
 
-    def _draft(self, due: list[DraftSequence], outgoing: Outgoing[DraftResult]) -> None:
-        started: dict[str, _Started] = {s.sequence_id: (s, s.log.digest, s.due_since or 0.0) for s in due}
+    def _draft(self, due: list[_Started], outgoing: Outgoing[DraftResult]) -> None:
+        started = {one.job.sequence_id: one for one in due}
 
-        def abandoned(sequence_id: str) -> bool:
+        def abandoned(job_id: str) -> bool:
             """Looks for news between two tokens: what was told of other sequences is done, and a draft whose base is
             gone need not be finished."""
             if self._mailbox.waiting:
                 self._receive(outgoing)
-            sequence, digest, _ = started[sequence_id]
-            return self._intake.sequences.get(sequence_id) is not sequence or sequence.log.digest != digest
+            return not self._is_wanted(started[job_id])
 
         began = time.monotonic()
-        trees = self._propose([sequence.job for sequence in due], abandoned)
+        trees = self._propose([one.job for one in due], abandoned)
         now = time.monotonic()
         self._load.steps += 1
         self._load.largest_batch = max(self._load.largest_batch, len(due))
-        self._count_batch(started.values(), began, now)
-        for sequence, tree in zip(due, trees, strict=True):
-            if abandoned(sequence.sequence_id):
+        self._count_batch(due, began, now)
+        if self._mailbox.waiting:
+            self._receive(outgoing)
+        for one, tree in zip(due, trees, strict=True):
+            if not self._is_wanted(one):
                 self._count_block("abandoned")
-                continue
-            header = Header(sequence.sequence_id, sequence.epoch, len(sequence.log), sequence.log.digest)
-            if isinstance(tree, Exception):
-                outgoing[sequence.session].append(DraftResult(header, Failure(str(tree) or repr(tree))))
-                self._drafter.release(sequence.sequence_id)
-                sequence.due_since = None
-                self._count_block("failed")
-                continue
-            self._load.tokens += len(tree)
-            self._count_block("sent" if len(tree) else "empty")
-            since = started[sequence.sequence_id][2]
-            if len(tree) or not sequence.in_flight:  # nothing to propose is news only to who waits for it
-                outgoing[sequence.session].append(DraftResult(header, DraftBlock(tree, now - since)))
+            elif isinstance(tree, Exception):
+                self._failed(one, tree, outgoing)
+            else:
+                self._deliver(one, tree, now, outgoing)
+
+    def _is_wanted(self, one: _Started) -> bool:
+        return self._intake.sequences.get(one.sequence.sequence_id) is one.sequence and one.is_wanted
+
+    def _failed(self, one: _Started, error: Exception, outgoing: Outgoing[DraftResult]) -> None:
+        """For a branch nobody waits, nor is it tried again."""
+        sequence = one.sequence
+        self._drafter.release(one.job.sequence_id)
+        self._count_block("failed")
+        if not one.continues_tail:
+            return
+        outgoing[sequence.session].append(DraftResult(_header(one), Failure(str(error) or repr(error))))
+        sequence.due_since = None
+
+    def _deliver(self, one: _Started, tree: CandidateTree, now: float, outgoing: Outgoing[DraftResult]) -> None:
+        sequence = one.sequence
+        self._load.tokens += len(tree)
+        self._count_block("sent" if len(tree) else "empty")
+        fan_out = not one.continues_tail
+        if len(tree) or not (fan_out or sequence.in_flight):  # nothing to propose is news only to who waits for it
+            block = DraftBlock(narrowed(tree, sequence.width), now - one.since, fan_out)
+            outgoing[sequence.session].append(DraftResult(_header(one), block))
+        if one.branch is not None and fan_out:
+            one.branch.tree = tree
+        else:
             sequence.sent(tree, now)
 
     def _count_batch(self, jobs: Collection[_Started], began: float, ended: float) -> None:
         observe, label = self._counters.observe, self._label
         observe(metrics.DRAFT_TIME, ended - began, label)
         observe(metrics.DRAFT_BATCH_SIZE, len(jobs), label)
-        for _, _, due_since in jobs:
-            observe(metrics.QUEUE_TIME, max(began - due_since, 0.0), label)
+        for one in jobs:
+            observe(metrics.QUEUE_TIME, max(began - one.since, 0.0), label)
 
     def _count_block(self, outcome: str) -> None:
         self._counters.add(metrics.DRAFTED_BLOCKS, 1, self._label, outcome)
@@ -146,3 +189,8 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
                 return [error]
             half = len(jobs) // 2
             return self._propose(jobs[:half], abandoned) + self._propose(jobs[half:], abandoned)
+
+
+def _header(one: _Started) -> Header:
+    """Of the block's base."""
+    return Header(one.sequence.sequence_id, one.sequence.epoch, len(one.job.log), one.digest)

@@ -21,13 +21,15 @@ _PLANS_UNDER_WAY = 8
 
 
 class Control:
-    """Times are monotonic seconds. plan: what the drafter was told last; may_be_ahead: it may send ahead blocks."""
+    """Times are monotonic seconds. plan: what the drafter was told last; may_be_ahead: it may send ahead blocks.
+    fan_out: of every plan that lets the drafter go ahead."""
 
-    def __init__(self, policy: SpeculationPolicy, log: Log, tally: Tally, max_length: int) -> None:
+    def __init__(self, policy: SpeculationPolicy, log: Log, tally: Tally, max_length: int, fan_out: int = 0) -> None:
         self._policy = policy
         self._log = log
         self._tally = tally
         self._max_length = max_length
+        self._fan_out = fan_out
         self._in_flight = InFlight(log)
         self._committed_at: float | None = None
         self._was_plain = False
@@ -78,19 +80,22 @@ class Control:
     def asked(self, decision: Decision) -> DraftPlan:
         """The plan that the drafter is told now. A probe never drafts ahead."""
         window = 1 if decision.probe else decision.window
-        self.plan = DraftPlan(decision.draft_length, decision.width, window, decision.min_confidence)
+        fan_out = self._fan_out if window > 1 else 0
+        self.plan = DraftPlan(decision.draft_length, decision.width, window, decision.min_confidence, fan_out)
         self.may_be_ahead = self.may_be_ahead or self.plan.window > 1
         self._asked_lengths.append(decision.draft_length)
         return self.plan
 
-    def forwarded(self, base_length: int, prefix_digest: bytes, candidates: CandidateTree) -> None:
+    def forwarded(
+        self, base_length: int, prefix_digest: bytes, candidates: CandidateTree, fan_out: bool = False
+    ) -> None:
         room = self._max_length - 1 - base_length
         asked = min([room, *self._asked_lengths])
         # A drafter that stopped where it doubts has not missed the depths behind.
         doubts = candidates.certainty < self.plan.min_confidence
         short = candidates.draft_length < asked and not doubts
-        self._in_flight.forwarded(base_length, prefix_digest, candidates, short)
-        if self._open_end is not None and base_length < len(self._log):
+        self._in_flight.forwarded(base_length, prefix_digest, candidates, short, fan_out)
+        if self._open_end is not None and base_length < len(self._log) and not fan_out:
             self._ahead_block(candidates.below(self._log.since(base_length)) is not None, self._open_end)
 
     def nothing_proposed(self) -> None:
@@ -108,6 +113,7 @@ class Control:
             self._policy.observe(block)
             if block.full and self.plan.window > 1:
                 self._followed(block.accepted, outcome)
+        self._lies_ready = self._lies_ready or outcome.fan_out_hits > 0
         if body.repeated_answer:
             self._committed_at = None
             return
@@ -124,7 +130,7 @@ class Control:
     def _followed(self, length: int, outcome: Outcome) -> None:
         """Looks for the block that was drafted on top of one which was right throughout."""
         if outcome.hits or outcome.misses:
-            self._ahead_block(outcome.hits > 0, length)
+            self._ahead_block(outcome.hits + outcome.fan_out_hits > 0, length)
         else:
             self._open_end = length
 

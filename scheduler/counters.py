@@ -38,6 +38,14 @@ AHEAD_HITS = Metric(
     "outrider.spec_decode.ahead_hits", "Blocks drafted before the block they extend was verified, on the way it took."
 )
 AHEAD_MISSES = Metric("outrider.spec_decode.ahead_misses", "Blocks drafted ahead on a way that the log did not take.")
+FAN_OUT_HITS = Metric(
+    "outrider.spec_decode.fan_out_hits",
+    "Blocks drafted for a token that was not the drafter's likeliest, and that the target committed.",
+)
+FAN_OUT_MISSES = Metric(
+    "outrider.spec_decode.fan_out_misses",
+    "Blocks drafted for a token that was not the drafter's likeliest, and that the target did not commit.",
+)
 DECISIONS = Metric(
     "outrider.spec_decode.decisions",
     "Decisions of the policy for a sequence with a drafter: draft, off (decode plainly), probe (draft to learn from).",
@@ -206,6 +214,8 @@ METRICS = (
     STALE_BLOCKS,
     AHEAD_HITS,
     AHEAD_MISSES,
+    FAN_OUT_HITS,
+    FAN_OUT_MISSES,
     DECISIONS,
     DRAFT_LENGTH,
     WINDOW,

@@ -78,7 +78,7 @@ class Driver:
         self._journal = Journal(sequence_id, readers)
         self.tally = Tally(counters, self._journal)
         self._drafting = Drafting(config, request, stop, log, self.tally)
-        self._control = Control(policy, log, self.tally, stop.max_length)
+        self._control = Control(policy, log, self.tally, stop.max_length, config.fan_out)
         self._placing_since: float | None = None
         self.waits_for_room = False
         self._pending_events: list[Event] = []
@@ -370,7 +370,7 @@ class Driver:
         )
         self._verifying.verify(base, block.candidates, patience, now)
         if len(block.candidates):
-            self._control.forwarded(header.base_length, header.prefix_digest, block.candidates)
+            self._control.forwarded(header.base_length, header.prefix_digest, block.candidates, block.fan_out)
             self._journal.forwarded(header.base_length, block, self._drafting.worker, place is Place.BEYOND, now)
 
     def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:

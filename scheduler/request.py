@@ -92,6 +92,9 @@ class SpeculationSummary:
     num_stale_blocks: int = 0
     num_ahead_hits: int = 0
     num_ahead_misses: int = 0
+    num_fan_out_hits: int = 0
+    """Of blocks drafted in case that the target leaves the likeliest path; not among the ahead hits."""
+    num_fan_out_misses: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
 
     def count(self, committed: Committed) -> int:

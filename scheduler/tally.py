@@ -51,7 +51,14 @@ class Tally:
     def ahead(self, outcome: Outcome) -> None:
         self.summary.num_ahead_hits += outcome.hits
         self.summary.num_ahead_misses += outcome.misses
-        for metric, count in ((metrics.AHEAD_HITS, outcome.hits), (metrics.AHEAD_MISSES, outcome.misses)):
+        self.summary.num_fan_out_hits += outcome.fan_out_hits
+        self.summary.num_fan_out_misses += outcome.fan_out_misses
+        for metric, count in (
+            (metrics.AHEAD_HITS, outcome.hits),
+            (metrics.AHEAD_MISSES, outcome.misses),
+            (metrics.FAN_OUT_HITS, outcome.fan_out_hits),
+            (metrics.FAN_OUT_MISSES, outcome.fan_out_misses),
+        ):
             if count:
                 self._counters.add(metric, count)
 

@@ -79,7 +79,11 @@ def decode_items(items: Iterable[pb.DraftItem]) -> tuple[list[DraftItem], list[D
 
 def _encode_plan(plan: DraftPlan) -> pb.DraftPlan:
     return pb.DraftPlan(
-        draft_length=plan.draft_length, width=plan.width, window=plan.window, min_confidence=plan.min_confidence
+        draft_length=plan.draft_length,
+        width=plan.width,
+        window=plan.window,
+        min_confidence=plan.min_confidence,
+        fan_out=plan.fan_out,
     )
 
 
@@ -90,7 +94,7 @@ def _decode_plan(plan: pb.DraftPlan, field: str) -> DraftPlan:
         raise InvalidMessage(f"{field}.window", "is 0, must be 1 or more")
     if not 0 <= plan.min_confidence <= 1:
         raise InvalidMessage(f"{field}.min_confidence", f"is {plan.min_confidence:g}, must be in [0, 1]")
-    return DraftPlan(plan.draft_length, plan.width, plan.window, plan.min_confidence)
+    return DraftPlan(plan.draft_length, plan.width, plan.window, plan.min_confidence, plan.fan_out)
 
 
 def _encode_open(body: DraftOpen) -> pb.DraftOpen:
@@ -129,6 +133,7 @@ def encode_result(result: DraftResult) -> pb.DraftResult:
         block = pb.DraftBlock(
             candidates=codec.encode_candidates(body.candidates, confidences=True),
             draft_time=codec.encode_duration(body.draft_time),
+            fan_out=body.fan_out,
         )
         return pb.DraftResult(header=header, block=block)
     if isinstance(body, NeedTokens):
@@ -166,6 +171,7 @@ def _decode_result_body(result: pb.DraftResult) -> ResultBody:
         return DraftBlock(
             codec.decode_candidates(result.block.candidates, "block.candidates"),
             codec.decode_duration(result.block.draft_time, "block.draft_time"),
+            result.block.fan_out,
         )
     if kind == "need_tokens":
         return NeedTokens(result.need_tokens.have_length)

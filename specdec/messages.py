@@ -153,6 +153,8 @@ class Committed:
 
     def part(self, start: int, end: int | None = None) -> Committed:
         """What it tells of its tokens from `start` to before `end`."""
+        if start == 0 and end is None:
+            return self
         tokens = slice(start, end)
         return replace(
             self,
@@ -179,12 +181,14 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The standing order; the latest holds. draft_length 0: do not draft. min_confidence: see `DraftJob`."""
+    """The standing order; the latest holds. draft_length 0: do not draft. min_confidence: see `DraftJob`. fan_out:
+    blocks beside the window, for the likeliest ways in which the target may leave the drafter's own."""
 
     draft_length: int
     width: int = 1
     window: int = 1
     min_confidence: float = 0.0
+    fan_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +219,11 @@ class DraftItem:
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
+    """fan_out: its base holds a token that the drafter does not think the likeliest."""
+
     candidates: CandidateTree = EMPTY
     draft_time: float = 0.0
+    fan_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

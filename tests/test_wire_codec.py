@@ -89,7 +89,7 @@ stops = st.builds(
     st.lists(token_id, max_size=5),
 )
 grants = st.builds(Grant, u32, seconds)
-plans = st.builds(DraftPlan, u32, st.integers(1, 99), st.integers(1, 99))
+plans = st.builds(DraftPlan, u32, st.integers(1, 99), st.integers(1, 99), fan_out=u32)
 refusals = st.builds(Refusal, st.sampled_from(RefusalReason), text, st.none() | epochs)
 failures = st.builds(Failure, text)
 need_tokens = st.builds(NeedTokens, u32)
@@ -132,7 +132,9 @@ target_results = st.one_of(
     st.just(Released()),
 )
 draft_bodies = st.builds(DraftAdvance, token_ids, plans) | st.just(Release())
-draft_results = st.one_of(st.builds(DraftBlock, trees, seconds), need_tokens, refusals, failures, st.just(Released()))
+draft_results = st.one_of(
+    st.builds(DraftBlock, trees, seconds, st.booleans()), need_tokens, refusals, failures, st.just(Released())
+)
 
 
 @given(st.builds(TargetItem, headers, target_bodies))

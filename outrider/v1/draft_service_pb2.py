@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1foutrider/v1/draft_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"5\n\x0c\x44raftRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.outrider.v1.DraftItem\"\xc0\x01\n\tDraftItem\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.DraftOpenH\x00\x12,\n\x07\x61\x64vance\x18\x03 \x01(\x0b\x32\x19.outrider.v1.DraftAdvanceH\x00\x12,\n\x07release\x18\x04 \x01(\x0b\x32\x19.outrider.v1.DraftReleaseH\x00\x42\x06\n\x04kind\"X\n\tDraftPlan\x12\x14\n\x0c\x64raft_length\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\x16\n\x0emin_confidence\x18\x04 \x01(\x02\"\xb7\x01\n\tDraftOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12)\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.StopConditions\x12$\n\x04plan\x18\x04 \x01(\x0b\x32\x16.outrider.v1.DraftPlan\x12\x13\n\x0broot_digest\x18\x05 \x01(\x0c\"G\n\x0c\x44raftAdvance\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12$\n\x04plan\x18\x02 \x01(\x0b\x32\x16.outrider.v1.DraftPlan\"\x0e\n\x0c\x44raftRelease\":\n\rDraftResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.outrider.v1.DraftResult\"\x9a\x02\n\x0b\x44raftResult\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12(\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x17.outrider.v1.DraftBlockH\x00\x12.\n\x0bneed_tokens\x18\x03 \x01(\x0b\x32\x17.outrider.v1.NeedTokensH\x00\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.outrider.v1.RefusalH\x00\x12\'\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.outrider.v1.FailureH\x00\x12.\n\x08released\x18\x06 \x01(\x0b\x32\x1a.outrider.v1.DraftReleasedH\x00\x42\x06\n\x04kind\"k\n\nDraftBlock\x12.\n\ncandidates\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.CandidateTree\x12-\n\ndraft_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0f\n\rDraftReleased2R\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1foutrider/v1/draft_service.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"5\n\x0c\x44raftRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.outrider.v1.DraftItem\"\xc0\x01\n\tDraftItem\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.DraftOpenH\x00\x12,\n\x07\x61\x64vance\x18\x03 \x01(\x0b\x32\x19.outrider.v1.DraftAdvanceH\x00\x12,\n\x07release\x18\x04 \x01(\x0b\x32\x19.outrider.v1.DraftReleaseH\x00\x42\x06\n\x04kind\"i\n\tDraftPlan\x12\x14\n\x0c\x64raft_length\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\x16\n\x0emin_confidence\x18\x04 \x01(\x02\x12\x0f\n\x07\x66\x61n_out\x18\x05 \x01(\r\"\xb7\x01\n\tDraftOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12)\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.StopConditions\x12$\n\x04plan\x18\x04 \x01(\x0b\x32\x16.outrider.v1.DraftPlan\x12\x13\n\x0broot_digest\x18\x05 \x01(\x0c\"G\n\x0c\x44raftAdvance\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12$\n\x04plan\x18\x02 \x01(\x0b\x32\x16.outrider.v1.DraftPlan\"\x0e\n\x0c\x44raftRelease\":\n\rDraftResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.outrider.v1.DraftResult\"\x9a\x02\n\x0b\x44raftResult\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.outrider.v1.ItemHeader\x12(\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x17.outrider.v1.DraftBlockH\x00\x12.\n\x0bneed_tokens\x18\x03 \x01(\x0b\x32\x17.outrider.v1.NeedTokensH\x00\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.outrider.v1.RefusalH\x00\x12\'\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.outrider.v1.FailureH\x00\x12.\n\x08released\x18\x06 \x01(\x0b\x32\x1a.outrider.v1.DraftReleasedH\x00\x42\x06\n\x04kind\"|\n\nDraftBlock\x12.\n\ncandidates\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.CandidateTree\x12-\n\ndraft_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x66\x61n_out\x18\x03 \x01(\x08\"\x0f\n\rDraftReleased2R\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,21 +38,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTITEM']._serialized_start=161
   _globals['_DRAFTITEM']._serialized_end=353
   _globals['_DRAFTPLAN']._serialized_start=355
-  _globals['_DRAFTPLAN']._serialized_end=443
-  _globals['_DRAFTOPEN']._serialized_start=446
-  _globals['_DRAFTOPEN']._serialized_end=629
-  _globals['_DRAFTADVANCE']._serialized_start=631
-  _globals['_DRAFTADVANCE']._serialized_end=702
-  _globals['_DRAFTRELEASE']._serialized_start=704
-  _globals['_DRAFTRELEASE']._serialized_end=718
-  _globals['_DRAFTRESPONSE']._serialized_start=720
-  _globals['_DRAFTRESPONSE']._serialized_end=778
-  _globals['_DRAFTRESULT']._serialized_start=781
-  _globals['_DRAFTRESULT']._serialized_end=1063
-  _globals['_DRAFTBLOCK']._serialized_start=1065
-  _globals['_DRAFTBLOCK']._serialized_end=1172
-  _globals['_DRAFTRELEASED']._serialized_start=1174
-  _globals['_DRAFTRELEASED']._serialized_end=1189
-  _globals['_DRAFTSERVICE']._serialized_start=1191
-  _globals['_DRAFTSERVICE']._serialized_end=1273
+  _globals['_DRAFTPLAN']._serialized_end=460
+  _globals['_DRAFTOPEN']._serialized_start=463
+  _globals['_DRAFTOPEN']._serialized_end=646
+  _globals['_DRAFTADVANCE']._serialized_start=648
+  _globals['_DRAFTADVANCE']._serialized_end=719
+  _globals['_DRAFTRELEASE']._serialized_start=721
+  _globals['_DRAFTRELEASE']._serialized_end=735
+  _globals['_DRAFTRESPONSE']._serialized_start=737
+  _globals['_DRAFTRESPONSE']._serialized_end=795
+  _globals['_DRAFTRESULT']._serialized_start=798
+  _globals['_DRAFTRESULT']._serialized_end=1080
+  _globals['_DRAFTBLOCK']._serialized_start=1082
+  _globals['_DRAFTBLOCK']._serialized_end=1206
+  _globals['_DRAFTRELEASED']._serialized_start=1208
+  _globals['_DRAFTRELEASED']._serialized_end=1223
+  _globals['_DRAFTSERVICE']._serialized_start=1225
+  _globals['_DRAFTSERVICE']._serialized_end=1307
 # @@protoc_insertion_point(module_scope)

@@ -84,6 +84,7 @@ class DraftPlan(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    FAN_OUT_FIELD_NUMBER: _builtins.int
     draft_length: _builtins.int
     """Candidates on the longest path of a block; 0 is "do not draft"."""
     width: _builtins.int
@@ -94,6 +95,8 @@ class DraftPlan(_message.Message):
     """In [0, 1]. A drafter that knows how sure it is stops behind the candidate at which the product of its confidences
     falls below this; 0 is never.
     """
+    fan_out: _builtins.int
+    """Blocks beside the window, each for one of the likeliest ways in which the target may leave the drafter's own."""
     def __init__(
         self,
         *,
@@ -101,10 +104,11 @@ class DraftPlan(_message.Message):
         width: _builtins.int = ...,
         window: _builtins.int = ...,
         min_confidence: _builtins.float = ...,
+        fan_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_length", b"draft_length", "min_confidence", b"min_confidence", "width", b"width", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_length", b"draft_length", "fan_out", b"fan_out", "min_confidence", b"min_confidence", "width", b"width", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +262,9 @@ class DraftBlock(_message.Message):
 
     CANDIDATES_FIELD_NUMBER: _builtins.int
     DRAFT_TIME_FIELD_NUMBER: _builtins.int
+    FAN_OUT_FIELD_NUMBER: _builtins.int
+    fan_out: _builtins.bool
+    """Its base ends with a token that the drafter does not think the likeliest: one of the plan's `fan_out`."""
     @_builtins.property
     def candidates(self) -> _types_pb2.CandidateTree:
         """May be empty: the drafter has nothing to propose here."""
@@ -271,10 +278,11 @@ class DraftBlock(_message.Message):
         *,
         candidates: _types_pb2.CandidateTree | None = ...,
         draft_time: _duration_pb2.Duration | None = ...,
+        fan_out: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "draft_time", b"draft_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "draft_time", b"draft_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "draft_time", b"draft_time", "fan_out", b"fan_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,6 +68,12 @@ class SchedulerSettings(ServingSettings):
         description="Blocks of a sequence in flight, unless `goodput` chooses; 1: stop and wait.",
     )
     max_window: int = Field(8, ge=1, le=8, description="Blocks of a sequence in flight that `goodput` may choose.")
+    fan_out: int = Field(
+        0,
+        ge=0,
+        le=7,
+        description="Blocks beside a window above 1, for the next likeliest tokens; with the window at most 8 count.",
+    )
     off_below: float = Field(0.2, ge=0, le=1, description="Acceptance rate below which `threshold` stops drafting.")
     acceptance_window: int = Field(8, ge=1, le=1024, description="Recent rounds that `threshold` looks at.")
     probe_after_tokens: int = Field(32, ge=1, le=65536, description="Plain tokens before drafting is tried again.")
@@ -115,6 +121,7 @@ class SchedulerSettings(ServingSettings):
             width=self.width,
             window=self.window,
             max_window=self.max_window,
+            fan_out=self.fan_out,
             off_below=self.off_below,
             acceptance_window=self.acceptance_window,
             probe_after_tokens=self.probe_after_tokens,

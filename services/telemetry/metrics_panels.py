@@ -190,7 +190,12 @@ SPECULATION = Dashboard(
             "Blocks drafted ahead",
             "Hits: the log went the way they were drafted on.",
             "ops",
-            (Query(rate(scheduler.AHEAD_HITS), "hits"), Query(rate(scheduler.AHEAD_MISSES), "misses")),
+            (
+                Query(rate(scheduler.AHEAD_HITS), "hits"),
+                Query(rate(scheduler.AHEAD_MISSES), "misses"),
+                Query(rate(scheduler.FAN_OUT_HITS), "fan-out hits"),
+                Query(rate(scheduler.FAN_OUT_MISSES), "fan-out misses"),
+            ),
         ),
         Panel("Stale blocks", "Dropped by scheduler or target.", "ops", one(rate(scheduler.STALE_BLOCKS), "stale")),
         Panel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
@@ -77,6 +77,16 @@ class WorkerControlServicer(pb_grpc.ControlServiceServicer):
             metadata_state="off",
             uptime=encode_duration(time.monotonic() - self._started),
         )
+
+    async def GetRounds(self, request: pb.GetRoundsRequest, context: Context) -> pb.GetRoundsResponse:
+        return await _of_schedulers_only(context)
+
+    async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
+        return await _of_schedulers_only(context)
+
+
+async def _of_schedulers_only(context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a worker keeps no rounds: ask the gateway")
 
 
 class SchedulerControlServicer(pb_grpc.ControlServiceServicer):

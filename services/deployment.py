@@ -22,8 +22,8 @@ from services.pools.placement import RayOptions, Reservation
 from services.pools.scaling import Bounds
 from services.pools.worker import WorkerSpec
 from services.settings import DraftSettings, SchedulerSettings, ServingSettings, TargetSettings, UpSettings, load
-from services.settings.kinds import MAX_SOCKET_PATH
 from services.settings.environment import ENV_PREFIX
+from services.settings.kinds import MAX_SOCKET_PATH
 from services.settings.loading import Loaded
 from services.start_error import ExitCode, StartError
 

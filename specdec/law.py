@@ -7,7 +7,9 @@ it follows the position inside a block.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,12 +38,12 @@ class Law:
 
         Raises DegenerateLogits if a row leaves nothing to draw.
         """
-        return sampling.process_logits(self._edited(logits, paths), self.params)
+        return sampling.process_logits(self.edited(logits, paths), self.params)
 
     def draw(self, logits: Tensor, paths: Sequence[Path]) -> list[int]:
         """The token of each row under the shared noise. Raises DegenerateLogits."""
         if self.params.temperature == 0.0:
-            return sampling.greedy(self._edited(logits, paths))
+            return sampling.greedy(self.edited(logits, paths))
         return [
             int(sampling.perturbed(row, self.params.seed, self.position(path)).argmax())
             for row, path in zip(self.probs(logits, paths), paths, strict=True)
@@ -50,7 +52,7 @@ class Law:
     def scores(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
         """What `draw` takes the argmax of: edited logits when greedy, `probs / e` else; [rows, vocab]."""
         if self.params.temperature == 0.0:
-            return self._edited(logits, paths).float()
+            return self.edited(logits, paths).float()
         probs = self.probs(logits, paths)
         rows = [
             sampling.perturbed(row, self.params.seed, self.position(path))
@@ -58,11 +60,15 @@ class Law:
         ]
         return torch.stack(rows)
 
+    def places(self, paths: Sequence[Path]) -> list[tuple[int, int]]:
+        """(seed, position) of the noise of each row."""
+        return [(self.params.seed, self.position(path)) for path in paths]
+
     def position(self, path: Path) -> int:
         """Where the token behind `path` would stand in the log."""
         return len(self._log) + len(path)
 
-    def _edited(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+    def edited(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
         """Bias before penalties, as in transformers: a repetition penalty scales what the bias left. What is forbidden
         stays so. The model's own row where nothing of it is asked."""
         params = self.params
@@ -80,10 +86,40 @@ class Law:
         if banned:
             row[banned] = -torch.inf
         if self._mask is not None:
-            row = row.masked_fill(
-                ~unpacked(self._mask.allowed(history[self.stop.prompt_length :]), len(row)), -torch.inf
-            )
+            allowed = unpacked(self._mask.allowed(history[self.stop.prompt_length :]), len(row))
+            row = row.masked_fill(~allowed.to(row.device), -torch.inf)
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One sequence's rows of a step: logits [rows, vocab], and the path at which each stands."""
+
+    law: Law
+    logits: Tensor
+    paths: Sequence[Path]
+
+
+def draw_together(batch: Sequence[Rows]) -> list[list[int]]:
+    """What `Law.draw` returns for each, with `sampling.NOTHING` in place of an error, for logits on a device that is
+    waited for once: sequences with equal parameters are drawn in one go, and only token ids are copied back."""
+    groups: dict[SamplingParams, list[int]] = defaultdict(list)
+    for i, rows in enumerate(batch):
+        groups[replace(rows.law.params, seed=0)].append(i)
+    order = [i for members in groups.values() for i in members]
+    drawn = [_draw_group(params, [batch[i] for i in members]) for params, members in groups.items()]
+    left = torch.cat(drawn).tolist() if drawn else []
+    token_ids: list[list[int]] = [[] for _ in batch]
+    for i in order:
+        token_ids[i], left = left[: len(batch[i].paths)], left[len(batch[i].paths) :]
+    return token_ids
+
+
+def _draw_group(params: SamplingParams, members: Sequence[Rows]) -> Tensor:
+    """int64 [rows of all members]; their parameters differ in the seed at most."""
+    logits = torch.cat([rows.law.edited(rows.logits, rows.paths).float() for rows in members])
+    places = [place for rows in members for place in rows.law.places(rows.paths)]
+    return sampling.draw_rows(logits, params, places)
 
 
 def unpacked(mask: bytes, vocabulary_size: int) -> Tensor:

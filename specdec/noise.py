@@ -10,6 +10,7 @@ Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant Spe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -46,7 +47,10 @@ def _mix32(words: Tensor) -> Tensor:
 
 def random_bits(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """`r` for each of `token_ids` (any integer dtype): int64 in [0, 2^32), same shape and device."""
-    key_high, key_low = _position_keys(seed, position)
+    return _mixed(*_position_keys(seed, position), token_ids)
+
+
+def _mixed(key_high: int | Tensor, key_low: int | Tensor, token_ids: Tensor) -> Tensor:
     words = _mix32(token_ids.to(torch.int32) ^ key_low)
     words = _mix32(words + key_high)
     return words.to(torch.int64) & 0xFFFFFFFF
@@ -80,5 +84,18 @@ def exponential(seed: int, position: int, token_ids: Tensor) -> Tensor:
 
     Computed in float64 and rounded, so that torch, numpy and libm agree in every bit.
     """
-    uniform = (random_bits(seed, position, token_ids).to(torch.float64) + 0.5) * 2.0**-32
+    return _exponential(random_bits(seed, position, token_ids))
+
+
+def exponential_rows(places: Sequence[tuple[int, int]], vocabulary_size: int, device: torch.device) -> Tensor:
+    """`e` for every token id at each (seed, position): float32 [places, vocabulary_size], made on the device."""
+    keys = torch.tensor([_position_keys(seed, position) for seed, position in places], dtype=torch.int32)
+    if device.type == "cuda":
+        keys = keys.pin_memory().to(device, non_blocking=True)
+    token_ids = torch.arange(vocabulary_size, dtype=torch.int32, device=device)
+    return _exponential(_mixed(keys[:, :1], keys[:, 1:], token_ids))
+
+
+def _exponential(bits: Tensor) -> Tensor:
+    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-32
     return (-torch.log1p(-uniform)).to(torch.float32)

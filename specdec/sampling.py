@@ -10,10 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.noise import exponential
+from specdec.noise import exponential, exponential_rows
 from specdec.params import SamplingParams, StopConditions
 
 _TOP_P_SHORTLIST = 1024
+
+NOTHING = -1
+"""Stands for the token of a row that leaves nothing to draw; no candidate equals it."""
 
 
 class DegenerateLogits(ValueError):
@@ -32,11 +35,29 @@ def process_logits(logits: Tensor, params: SamplingParams) -> Tensor:
         raise DegenerateLogits("logits hold NaN or no finite value")
     if params.temperature == 0.0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    scores = (logits - highest) / params.temperature
+    return _law((logits - highest) / params.temperature, params, may_wait=True)
+
+
+def draw_rows(logits: Tensor, params: SamplingParams, places: Sequence[tuple[int, int]]) -> Tensor:
+    """The token of each row under the shared noise of its (seed, position): int64 [rows], on the device of `logits`
+    [rows, vocab], which nothing here waits for. NOTHING where a row leaves nothing to draw. The seed of `params` is not
+    looked at."""
+    logits = logits.float()
+    highest = logits.max(dim=-1, keepdim=True).values
+    if params.temperature == 0.0:
+        token_ids = logits.argmax(dim=-1)
+    else:
+        probs = _law((logits - highest) / params.temperature, params, may_wait=False)
+        token_ids = (probs / exponential_rows(places, probs.shape[-1], probs.device)).argmax(dim=-1)
+    return torch.where(torch.isfinite(highest.squeeze(-1)), token_ids, NOTHING)
+
+
+def _law(scores: Tensor, params: SamplingParams, may_wait: bool) -> Tensor:
+    """Probabilities of tempered scores, both [rows, vocab]. may_wait: for the device, where that saves work."""
     if 0 < params.top_k < scores.shape[-1]:
         scores = _keep_top_k(scores, params.top_k)
     if params.top_p < 1.0:
-        scores = _keep_top_p(scores, params.top_p)
+        scores = _keep_top_p(scores, params.top_p, may_wait)
     probs = torch.softmax(scores, dim=-1)
     if params.min_p > 0.0:
         probs = torch.where(probs < params.min_p * probs.max(dim=-1, keepdim=True).values, 0.0, probs)
@@ -52,15 +73,17 @@ def _keep_top_k(scores: Tensor, top_k: int) -> Tensor:
     return scores.masked_fill(scores < threshold, -torch.inf)
 
 
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
+def _keep_top_p(scores: Tensor, top_p: float, may_wait: bool) -> Tensor:
     """-inf outside the smallest set of highest scores whose mass reaches `top_p`; the highest always stays.
 
-    Works on a shortlist, and sorts the whole vocabulary only for rows whose shortlist is short of the mass.
+    Works on a shortlist, and sorts the whole vocabulary only for rows whose shortlist is short of the mass; or always,
+    if it may not wait to know that.
     """
     probs = torch.softmax(scores, dim=-1)
     size = min(_TOP_P_SHORTLIST, probs.shape[-1])
-    shortlist, ids = torch.topk(probs, size, dim=-1, sorted=True)
-    if size < probs.shape[-1] and bool((shortlist.sum(dim=-1) < top_p).any()):
+    if may_wait or size == probs.shape[-1]:
+        shortlist, ids = torch.topk(probs, size, dim=-1, sorted=True)
+    if size < probs.shape[-1] and (not may_wait or bool((shortlist.sum(dim=-1) < top_p).any())):
         shortlist, ids = torch.sort(probs, dim=-1, descending=True, stable=True)
     mass_before = shortlist.cumsum(dim=-1) - shortlist
     kept = torch.full_like(scores, -torch.inf)
@@ -95,8 +118,8 @@ def penalise(row: Tensor, history: Sequence[int], prompt_length: int, params: Sa
         row[seen] = torch.where(before < 0, before * params.repetition_penalty, before / params.repetition_penalty)
     answer = history[prompt_length:]
     if answer and (params.presence_penalty or params.frequency_penalty):
-        seen, counts = torch.unique(torch.tensor(answer, device=row.device), return_counts=True)
-        row[seen] -= params.presence_penalty + params.frequency_penalty * counts
+        seen, counts = torch.unique(torch.tensor(answer), return_counts=True)
+        row[seen.to(row.device)] -= (params.presence_penalty + params.frequency_penalty * counts).to(row.device)
     return row
 
 

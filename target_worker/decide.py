@@ -11,11 +11,11 @@ from torch import Tensor
 from specdec.accept import Accepted, accept_invariant
 from specdec.candidates import CandidateTree
 from specdec.commit import CommittedTokens, TokenSource, commit
-from specdec.law import Law
+from specdec.law import Law, Path
 from specdec.messages import TokenLogprobs
 from specdec.params import AcceptRule, LogprobsOf, Report
 from specdec.ratio import accept_ratio
-from specdec.sampling import DegenerateLogits
+from specdec.sampling import NOTHING, DegenerateLogits
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,31 @@ class Decision:
     at_bad_row: bool = False
 
 
-NOTHING = -1
-"""Stands for the token of a row that leaves nothing to draw; no candidate equals it."""
+def row_paths(candidates: CandidateTree) -> list[Path]:
+    """Of each row of a step: behind the log, and behind each candidate."""
+    return [(), *(tuple(candidates.token_ids[i] for i in candidates.path(node)) for node in range(len(candidates)))]
 
 
 def decide(
-    law: Law, candidates: CandidateTree, logits: Tensor, log_length: int, context_length: int, report: Report
+    law: Law,
+    candidates: CandidateTree,
+    logits: Tensor,
+    log_length: int,
+    context_length: int,
+    report: Report,
+    drawn: Sequence[int] | None = None,
 ) -> Decision:
-    """logits: [1 + len(candidates), vocab], behind the log and behind each candidate. Raises DegenerateLogits."""
-    paths = [(), *(tuple(candidates.token_ids[i] for i in candidates.path(node)) for node in range(len(candidates)))]
-    accepted = _accept(law, candidates, logits, paths, log_length)
+    """logits: [1 + len(candidates), vocab], behind the log and behind each candidate. drawn: the rows' tokens under
+    `invariant`, if they were drawn with other sequences'. Raises DegenerateLogits."""
+    paths = row_paths(candidates)
+    if drawn is None:
+        accepted = _accept(law, candidates, logits, paths, log_length)
+    else:
+        accepted = _accept_drawn(candidates, drawn)
     committed = commit(log_length, accepted.token_ids, law.stop, context_length)
     count = len(committed.token_ids)
     rows = [0, *(1 + node for node in accepted.nodes)][:count]  # the row that decided each token
-    told = _Told(law, logits[rows], [paths[row] for row in rows], committed.token_ids)
+    told = _Told(law, logits, rows, [paths[row] for row in rows], committed.token_ids)
     return Decision(
         committed,
         accepted.nodes[: count - 1],
@@ -55,29 +66,33 @@ def decide(
     )
 
 
-def _accept(
-    law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Sequence[int]], log_length: int
-) -> Accepted:
+def _accept(law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Path], log_length: int) -> Accepted:
     rule = law.params.accept_rule
     if rule is not AcceptRule.INVARIANT:
-        return accept_ratio(rule, candidates, law.probs(logits, paths), law.params.seed, log_length)
+        probs = law.probs(logits, paths).cpu()  # the tests of candidates one after the other would wait each time
+        return accept_ratio(rule, candidates, probs, law.params.seed, log_length)
     try:
         return accept_invariant(candidates, law.draw(logits, paths))
     except DegenerateLogits:
         return _accept_as_far_as_possible(law, candidates, logits, paths)
 
 
-def _accept_as_far_as_possible(
-    law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Sequence[int]]
-) -> Accepted:
-    """A bad row behind a candidate is no fault of the sequence unless plain decoding comes to stand there. Then the
-    path down to it is accepted, with no token behind it. Raises DegenerateLogits if the first row is bad."""
+def _accept_as_far_as_possible(law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Path]) -> Accepted:
+    """Row by row, since one is bad. Raises DegenerateLogits if it is the first."""
     drawn = law.draw(logits[:1], paths[:1])
     for row in range(1, len(paths)):
         try:
             drawn += law.draw(logits[row : row + 1], paths[row : row + 1])
         except DegenerateLogits:
             drawn.append(NOTHING)
+    return _accept_drawn(candidates, drawn)
+
+
+def _accept_drawn(candidates: CandidateTree, drawn: Sequence[int]) -> Accepted:
+    """A bad row behind a candidate is no fault of the sequence unless plain decoding comes to stand there. Then the
+    path down to it is accepted, with no token behind it. Raises DegenerateLogits if the first row is bad."""
+    if drawn[0] == NOTHING:
+        raise DegenerateLogits("logits hold NaN or no finite value")
     accepted = accept_invariant(candidates, drawn)
     if accepted.token_ids[-1] != NOTHING:
         return accepted
@@ -86,12 +101,18 @@ def _accept_as_far_as_possible(
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The rows that decided the committed tokens: logits [tokens, vocab]."""
+    """What the rows say that decided the committed tokens. step_logits: [rows of the step, vocab]."""
 
     law: Law
-    logits: Tensor
-    paths: Sequence[Sequence[int]]
+    step_logits: Tensor
+    rows: Sequence[int]
+    paths: Sequence[Path]
     token_ids: Sequence[int]
+
+    @property
+    def logits(self) -> Tensor:
+        """[tokens, vocab]."""
+        return self.step_logits[list(self.rows)]
 
     def logprobs(self, report: Report) -> tuple[TokenLogprobs, ...]:
         if report.logprobs_of is LogprobsOf.RAW:

@@ -11,11 +11,13 @@ import torch
 
 from specdec.candidates import EMPTY
 from specdec.engine.model import LanguageModel
+from specdec.law import Rows, draw_together
 from specdec.log_extra import about
 from specdec.messages import Committed, Failure, Prefilled, TargetResult
+from specdec.params import AcceptRule
 from specdec.sampling import DegenerateLogits
 from target_worker.batch import Work
-from target_worker.decide import decide
+from target_worker.decide import decide, row_paths
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +36,13 @@ def step(model: LanguageModel, batch: Sequence[Work]) -> list[Outcome]:
     time that is told holds drawing and accepting too, which also grow with the rows."""
     started = time.monotonic()
     forwarded = _forward(model, batch)
+    drawn = _draw(batch, forwarded)
     outcomes: list[Outcome] = []
-    for work, logits in zip(batch, forwarded, strict=True):
+    for i, (work, logits) in enumerate(zip(batch, forwarded, strict=True)):
         try:
             if isinstance(logits, Exception):
                 raise logits
-            result = _decide(model, work, logits, len(batch))
+            result = _decide(model, work, logits, len(batch), drawn.get(i))
             outcomes.append(Outcome(work, result))
         except Exception as error:
             if not isinstance(error, DegenerateLogits):
@@ -69,14 +72,39 @@ def _forward(model: LanguageModel, batch: Sequence[Work]) -> list[torch.Tensor |
         return _forward(model, batch[:half]) + _forward(model, batch[half:])
 
 
-def _decide(model: LanguageModel, work: Work, logits: torch.Tensor, batch_size: int) -> TargetResult:
+def draws_together(logits: torch.Tensor) -> bool:
+    """Whether the tokens of all sequences are drawn before any is looked at: on a device every look is a wait. On a CPU
+    a row alone costs least."""
+    return logits.is_cuda
+
+
+def _draw(batch: Sequence[Work], forwarded: Sequence[torch.Tensor | Exception]) -> dict[int, list[int]]:
+    """Tokens of the rows of those members of the batch that may be drawn together; none if that fails, and then each
+    is drawn alone, so that one bad sequence ends no neighbour."""
+    rows: dict[int, Rows] = {}
+    for i, (work, logits) in enumerate(zip(batch, forwarded, strict=True)):
+        law, candidates = work.sequence.law, work.candidates
+        if candidates is None or isinstance(logits, Exception) or law.params.accept_rule is not AcceptRule.INVARIANT:
+            continue
+        if draws_together(logits):
+            rows[i] = Rows(law, logits, row_paths(candidates))
+    try:
+        return dict(zip(rows, draw_together(list(rows.values())), strict=True))
+    except Exception:
+        _log.exception("drawing together failed")
+        return {}
+
+
+def _decide(
+    model: LanguageModel, work: Work, logits: torch.Tensor, batch_size: int, drawn: Sequence[int] | None
+) -> TargetResult:
     sequence = work.sequence
     if work.candidates is None:
         model.keep(sequence.sequence_id, range(work.missing))
         kv_length = model.kv_length(sequence.sequence_id)
         return TargetResult(sequence.header(kv_length), Prefilled(kv_length))
     length = len(sequence.log)
-    decision = decide(sequence.law, work.candidates, logits, length, model.context_length, sequence.report)
+    decision = decide(sequence.law, work.candidates, logits, length, model.context_length, sequence.report, drawn)
     model.keep(sequence.sequence_id, [*range(work.missing), *(work.missing + node for node in decision.nodes)])
     committed = Committed(
         decision.committed.token_ids,

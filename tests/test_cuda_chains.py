@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.engine.graphs import Bucket, Capture, Recording, bucket_of
 from specdec.engine.layout import TRASH_SLOT, SequenceRows
@@ -20,6 +19,7 @@ from specdec.engine.runner import ModelRunner
 from specdec.engine.varlen import REFERENCE, HeadShape, PagedAttention, reason_against, varlen_reference
 from specdec.log import Log
 from tools.engine import draw_tokens, feed, feed_in_chunks, stock_logits, tiny_model, tiny_runner
+from tools.no_waiting import NoWaiting
 
 PAGE = 16
 SHAPE = HeadShape(heads=4, kv_heads=2, dim=8, dtype=torch.float32)
@@ -211,18 +211,6 @@ def test_varlen_is_refused_where_it_does_not_work() -> None:
         build_runner(tiny_model("Llama"), name="tiny", implementation="varlen", max_context=256)
 
 
-class NoWaiting(TorchDispatchMode):
-    """Refuses what would wait for a device: a number read back, or a shape that depends on data."""
-
-    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().removeprefix("aten::").partition(".")[0]
-        if name.startswith(self.WAITS):
-            raise RuntimeError(f"{name} waits for the device")
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def unmasked() -> PagedAttention:
     """Attention that reads nothing back, unlike the reference."""
@@ -231,7 +219,7 @@ def unmasked() -> PagedAttention:
 
 def test_nothing_in_a_captured_forward_waits_for_the_device(unmasked: PagedAttention) -> None:
     def watched(run: Callable[[], torch.Tensor]) -> Recording:
-        with NoWaiting():
+        with NoWaiting():  # type: ignore[no-untyped-call]
             return Recording(run, run())
 
     runner = chain_runner(capture=watched)

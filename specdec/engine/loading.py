@@ -17,7 +17,7 @@ from specdec.engine.packed_linear import pack_linears
 from specdec.engine.parallel import ParallelRunner, is_leader, join_ranks, read_parallel
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner, ranks_of
 from specdec.engine.self_test import self_test as run_self_test
-from specdec.engine.varlen import HeadShape, PagedAttention, find_varlen
+from specdec.engine.varlen import REFERENCE, HeadShape, PagedAttention, find_varlen
 from specdec.engine.vocabulary_size import real_vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -154,8 +154,8 @@ def build_runner(
     graphs: bool = True,
 ) -> ModelRunner:
     """A runner around a model that is in memory already. implementation: sdpa or reference (over gathered keys), varlen
-    (over block tables), or auto: varlen where it works, else sdpa. graphs: CUDA graphs where varlen is used. Raises
-    `ModelRefused`, and ValueError for an implementation that is not there."""
+    or varlen_reference (over block tables), or auto: varlen where it works, else sdpa. graphs: CUDA graphs where varlen
+    is used. Raises `ModelRefused`, and ValueError for an implementation that is not there."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or getattr(config, "num_attention_heads", None) is None:
@@ -199,8 +199,10 @@ def choose_attention(implementation: str, model: Any, page_size: int) -> tuple[s
     """(how gathered keys are attended, how block tables are, if they are). Raises ValueError."""
     if implementation in attention_seam.IMPLEMENTATIONS:
         return implementation, None
+    if implementation == "varlen_reference":
+        return "sdpa", REFERENCE
     if implementation not in ("auto", "varlen"):
-        known = ", ".join(("auto", "varlen", *attention_seam.IMPLEMENTATIONS))
+        known = ", ".join(("auto", "varlen", "varlen_reference", *attention_seam.IMPLEMENTATIONS))
         raise ValueError(f"attention is {implementation}, must be one of {known}")
     paged = find_paged(model, page_size)
     if paged is None and implementation == "varlen":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ PROBE_TOLERANCE = 0.03
 class PagedAttention:
     """varlen_attn, or what is called like it. with_key_starts: whether it is given `cu_seq_k`."""
 
-    function: Callable[..., torch.Tensor]
+    function: Callable[..., Any]
     with_key_starts: bool
 
     def __call__(
@@ -45,7 +46,7 @@ class PagedAttention:
         """Causal attention of each entry's rows, which are its last keys; [rows, heads, dim]. window: keys that a row
         sees at most, its own included."""
         paged = (-1, page_size, *keys.shape[1:])
-        return self.function(
+        output: torch.Tensor = self.function(
             query,
             keys.view(paged),
             values.view(paged),
@@ -60,6 +61,7 @@ class PagedAttention:
             block_table=tables.pages,
             num_splits=1,
         )
+        return output
 
 
 def varlen_reference(

@@ -5,7 +5,6 @@ starter, and on demand writes down how long it holds each round: `python -m benc
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from bench.journal import ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 
 from scheduler.config import SchedulerConfig
+from services import event_loop
 from services.scheduler_process import serve_scheduler
 from services.settings import SchedulerSettings, load
 from tools.process import end_with_starter, say_ready
@@ -38,7 +38,7 @@ def main() -> None:
         from bench import round_times
 
         round_times.install(options.times)
-    asyncio.run(serve_scheduler(load(PatientSettings, options.settings).settings, on_ready=say_ready))
+    event_loop.run(serve_scheduler(load(PatientSettings, options.settings).settings, on_ready=say_ready))
 
 
 if __name__ == "__main__":

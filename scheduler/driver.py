@@ -1,7 +1,7 @@
 """One sequence from open to its terminal event: draft, verify, append, stream; and what to do when a part fails.
 
-Everything that happens to the sequence comes through one inbox and is handled in order, so each handler sees a settled
-state. The log is the only truth: after any loss it is opened again elsewhere under a higher epoch.
+Everything that happens to the sequence is handled in order, most of it through one inbox, so each handler sees a
+settled state. The log is the only truth: after any loss it is opened again elsewhere under a higher epoch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 
+from scheduler.answer import Answer
 from scheduler.config import SchedulerConfig
 from scheduler.control import Control
 from scheduler.counters import Counters
@@ -23,10 +23,10 @@ from scheduler.inbox import Inbox
 from scheduler.journal import Journal
 from scheduler.links import Recorder, SequenceRecord
 from scheduler.pool import Pool
-from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started, Tokens
+from scheduler.request import Event, GenerationRequest, Speculation, Started
 from scheduler.tally import Tally
 from scheduler.verifying import Verifying
-from scheduler.worker import Worker
+from scheduler.worker import AnyResult, Worker
 from specdec.candidates import InvalidCandidates
 from specdec.commit import FinishReason
 from specdec.decision import OFF, Decision
@@ -72,8 +72,9 @@ class Driver:
         self._pool = pool
         self._recorder = recorder
         self.request = request
-        self._started_at = time.monotonic()
-        self._deadline = math.inf if request.timeout is None else self._started_at + request.timeout
+        now = time.monotonic()
+        self._deadline = math.inf if request.timeout is None else now + request.timeout
+        self._answer = Answer(request, log, now)
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
         self._journal = Journal(sequence_id, readers)
         self.tally = Tally(counters, self._journal)
@@ -81,9 +82,7 @@ class Driver:
         self._control = Control(policy, log, self.tally, stop.max_length, config.fan_out)
         self._placing_since: float | None = None
         self.waits_for_room = False
-        self._pending_events: list[Event] = []
         self._finish_reason: FinishReason | None = None
-        self._first_token_at = 0.0
         self.inbox = Inbox()
         self.sequence_id = sequence_id
         self.log = log
@@ -134,10 +133,9 @@ class Driver:
             yield Started(self.sequence_id, self.request.model, self.request.sampling.seed, self.prompt_length)
             while self._finish_reason is None:
                 await self._next()
-                pending, self._pending_events = self._pending_events, []
-                for event in pending:
+                for event in self._answer.take():
                     yield event
-            yield self._finished(self._finish_reason)
+            yield self._answer.finished(self._finish_reason, self.tally.summary, time.monotonic())
         except BaseException as raised:
             error = raised
             raise
@@ -146,10 +144,24 @@ class Driver:
             completed = len(self.log) - self.prompt_length
             self._journal.ended(completed, self._finish_reason, self.tally.summary, error)
 
+    def deliver(self, worker: Worker, result: AnyResult) -> None:
+        """A block that finds nothing else to be dealt with is forwarded at once: that wakes no task."""
+        if not (self.inbox.idle and isinstance(result, DraftResult) and isinstance(result.body, DraftBlock)):
+            self.inbox.deliver(worker, result)
+            return
+        try:
+            self._on_draft(worker, result)
+        except Exception as error:  # this sequence's alone, not the link's that delivers
+            self.inbox.end(error)
+        self.inbox.ring_by(self._wake_at())
+
+    def _wake_at(self) -> float:
+        """When something counts as late."""
+        return min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
+
     async def _next(self) -> None:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
-        wake_at = min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
-        message = await self.inbox.next(wake_at)
+        message = await self.inbox.next(self._wake_at)
         if message is None:
             await self._passed(time.monotonic())
             return
@@ -259,31 +271,20 @@ class Driver:
             return
         body = body.part(known)
         if body.token_ids:
-            body = self._watched(body)
+            body = self._answer.cut(body)
             self._append(body, time.monotonic())
         if body.finish_reason is not None and header.base_length + known + len(body.token_ids) == len(self.log):
             self._finish_reason = body.finish_reason
         elif body.token_ids:
             self._continue(time.monotonic())
 
-    def _watched(self, body: Committed) -> Committed:
-        """Cut where the text ends, if it ends here; what the target committed beyond is dropped."""
-        watcher = self.request.watcher
-        kept = watcher.ends_after(body.token_ids) if watcher else None
-        return body if kept is None else replace(body.part(0, kept), finish_reason=FinishReason.STOP)
-
     def _append(self, body: Committed, now: float) -> None:
-        position = len(self.log) - self.prompt_length
-        self.log.append(body.token_ids)
+        position = self._answer.add(body, now)
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
         self._placing_since, self.waits_for_room = None, False
         self._journal.committed(body, len(self.log) - len(body.token_ids), position, self._control.reason, now)
-        self._first_token_at = self._first_token_at or now
         self._recorder.record(self.record())
-        self._pending_events.append(
-            Tokens(position, body.token_ids, body.sources, self.log.digest, body.logprobs, body.margins)
-        )
 
     def _continue(self, now: float) -> None:
         """After the log grew: asks for the next block, or lets the target go on plainly."""
@@ -365,9 +366,7 @@ class Driver:
             if header.base_length < len(self.log):
                 return
         patience = 0.0 if self._verifying.plain else self._drafting.patience()
-        base = replace(
-            self._verifying.header(0, now), base_length=header.base_length, prefix_digest=header.prefix_digest
-        )
+        base = self._verifying.header(header.base_length, now, header.prefix_digest)
         self._verifying.verify(base, block.candidates, patience, now)
         if len(block.candidates):
             self._control.forwarded(header.base_length, header.prefix_digest, block.candidates, block.fan_out)
@@ -386,17 +385,8 @@ class Driver:
         self._drafting.detach(self.sequence_id, self._verifying.headers(time.monotonic()))
         self._control.serve_with(self._verifying.worker, None)
 
-    def _finished(self, finish_reason: FinishReason) -> Finished:
-        return Finished(
-            finish_reason,
-            self.prompt_length,
-            len(self.log) - self.prompt_length,
-            self.tally.summary,
-            time.monotonic() - self._started_at,
-            self._first_token_at - self._started_at,
-        )
-
     def _release(self) -> None:
+        self.inbox.close()
         self._leave_drafter()
         self._verifying.leave(time.monotonic())
         self._control.close()

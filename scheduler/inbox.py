@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Union
 
-from scheduler.errors import RequestError
 from scheduler.worker import AnyResult, Worker
 
 Message = Union[tuple[Worker, AnyResult], tuple[Worker, None]]
@@ -15,31 +16,70 @@ Message = Union[tuple[Worker, AnyResult], tuple[Worker, None]]
 
 
 class Inbox:
+    """Of one reader. Times are monotonic seconds.
+
+    Its alarm may ring too early, and then is set anew: so a round, whose limits lie ever later, costs no timer.
+    """
+
     def __init__(self) -> None:
-        self._messages: asyncio.Queue[Message | RequestError] = asyncio.Queue()
+        self._messages: deque[Message | Exception] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._rings_at = math.inf
 
     def deliver(self, worker: Worker, result: AnyResult) -> None:
-        self._messages.put_nowait((worker, result))
+        self._put((worker, result))
 
     def lost(self, worker: Worker) -> None:
         """That worker's stream broke."""
-        self._messages.put_nowait((worker, None))
+        self._put((worker, None))
 
-    def end(self, error: RequestError) -> None:
+    @property
+    def idle(self) -> bool:
+        """All that came was read and dealt with, and its reader waits for more."""
+        return self._reader is not None and not self._reader.done() and not self._messages
+
+    def end(self, error: Exception) -> None:
         """The sequence is given up."""
-        self._messages.put_nowait(error)
+        self._put(error)
 
-    async def next(self, until: float) -> Message | None:
-        """What came first; None if nothing did until then (monotonic seconds). Raises the error that ends the
-        sequence."""
-        if self._messages.empty():
-            try:
-                async with asyncio.timeout(None if until == math.inf else until - time.monotonic()):
-                    message = await self._messages.get()
-            except TimeoutError:
+    async def next(self, until: Callable[[], float]) -> Message | None:
+        """What came first; None if nothing did until then. Raises the error that ends the sequence."""
+        while not self._messages:
+            if until() <= time.monotonic():
                 return None
-        else:
-            message = self._messages.get_nowait()
-        if isinstance(message, RequestError):
+            self.ring_by(until())
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message = self._messages.popleft()
+        if isinstance(message, Exception):
             raise message
         return message
+
+    def ring_by(self, at: float) -> None:
+        """`next` looks at its limit no later than then."""
+        if at < self._rings_at:
+            self.close()
+            self._rings_at = at
+            self._alarm = asyncio.get_running_loop().call_later(at - time.monotonic(), self._ring)
+
+    def close(self) -> None:
+        """Nobody reads on."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._rings_at = None, math.inf
+
+    def _put(self, message: Message | Exception) -> None:
+        self._messages.append(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _ring(self) -> None:
+        self._alarm, self._rings_at = None, math.inf
+        self._wake()

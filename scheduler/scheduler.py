@@ -170,7 +170,7 @@ class Scheduler:
         for result in results:
             driver = self._drivers.get(result.header.sequence_id)
             if driver is not None:
-                driver.inbox.deliver(worker, result)
+                driver.deliver(worker, result)
             else:
                 self._auditor.deliver(worker, result)
 

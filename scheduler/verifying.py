@@ -55,13 +55,14 @@ class Verifying:
         """The target goes on by itself, without waiting for blocks."""
         return self._patience == 0.0
 
-    def header(self, base_length: int, now: float) -> Header:
+    def header(self, base_length: int, now: float, prefix_digest: bytes | None = None) -> Header:
+        """prefix_digest: of a base that may lie beyond the log; None: as the log has it."""
         remaining = None if self._deadline == math.inf else max(self._deadline - now, 0.0)
         return Header(
             self._sequence_id,
             self.epoch,
             base_length,
-            self._log.digest_at(base_length),
+            self._log.digest_at(base_length) if prefix_digest is None else prefix_digest,
             self._traceparent,
             self._request.tracestate,
             remaining,

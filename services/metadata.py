@@ -11,7 +11,8 @@ import contextlib
 import logging
 import random
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -86,11 +87,37 @@ class NullRecorder:
 
 @dataclass(slots=True)
 class _Entry:
-    """The newest state of a sequence. written: tokens of its log that Redis holds for this epoch; None: no record."""
+    """The newest state of a sequence. written: tokens of its log that Redis holds for this epoch; None: no record.
+    fields: of that record, those that seldom change."""
 
     record: SequenceRecord
     written: int | None = None
     finished: bool = False
+    fields: Mapping[str, str | int] = field(default_factory=dict)
+
+    def current_fields(self) -> Mapping[str, str | int]:
+        record = self.record
+        return {
+            "model": record.model,
+            "prompt_length": record.prompt_length,
+            "target_worker": record.target_worker,
+            "draft_worker": record.draft_worker,
+            "state": "finished" if self.finished else "running",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What was sent of an entry, which may have changed since."""
+
+    entry: _Entry
+    record: SequenceRecord
+    finished: bool
+    fields: Mapping[str, str | int]
+
+    @classmethod
+    def of(cls, entry: _Entry) -> _Sent:
+        return cls(entry, entry.record, entry.finished, entry.current_fields())
 
 
 class RedisRecorder:
@@ -214,26 +241,26 @@ class RedisRecorder:
 
     async def _write_group(self, sequence_ids: list[str]) -> None:
         """One round trip. A sequence leaves `_unwritten` before the trip, so that what it commits meanwhile counts."""
-        sent: list[tuple[_Entry, SequenceRecord, bool]] = []
+        sent: list[_Sent] = []
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for sequence_id in sequence_ids:
                     del self._unwritten[sequence_id]
-                    entry = self._entries[sequence_id]
-                    sent.append((entry, entry.record, entry.finished))
-                    keys, arguments = self._command(entry)
+                    sent.append(_Sent.of(self._entries[sequence_id]))
+                    keys, arguments = self._command(sent[-1])
                     await self._script(keys=keys, args=arguments, client=pipeline)
                 answers = await pipeline.execute(raise_on_error=False)
         except BaseException:
-            self._unwritten.update(dict.fromkeys(record.sequence_id for _, record, _ in sent))
+            self._unwritten.update(dict.fromkeys(each.record.sequence_id for each in sent))
             raise
-        for (entry, record, finished), answer in zip(sent, answers, strict=True):
-            self._settle(entry, record, finished, answer)
+        for each, answer in zip(sent, answers, strict=True):
+            self._settle(each, answer)
         refused = next((answer for answer in answers if isinstance(answer, REFUSED_FOR_NOW)), None)
         if refused is not None:
             raise refused
 
-    def _settle(self, entry: _Entry, record: SequenceRecord, finished: bool, answer: object) -> None:
+    def _settle(self, sent: _Sent, answer: object) -> None:
+        entry, record = sent.entry, sent.record
         if isinstance(answer, REFUSED_FOR_NOW):
             self._unwritten[record.sequence_id] = None
             return
@@ -244,19 +271,21 @@ class RedisRecorder:
         if answer == b"written":
             same_epoch = entry.record.epoch_number == record.epoch_number
             entry.written = record.committed_length if same_epoch else None
+            entry.fields = sent.fields
         elif answer == b"refused":
             logger.warning("metadata: a newer owner holds the record of sequence %s", record.sequence_id)
         else:
             logger.warning("metadata: record of sequence %s not written: %s", record.sequence_id, answer)
-        if finished:
+        if sent.finished:
             self._drop(record.sequence_id)
 
-    def _command(self, entry: _Entry) -> tuple[list[str], list[str | int | bytes]]:
-        record = entry.record
+    def _command(self, sent: _Sent) -> tuple[list[str], list[str | int | bytes]]:
+        """Fields that Redis has already are left out: packing arguments is most of what a write costs here."""
+        entry, record = sent.entry, sent.record
         base = min(entry.written or 0, record.committed_length)
         tail = record.token_ids[base : record.committed_length]
-        seconds = self._finished_seconds if entry.finished else self._unfinished_seconds
-        event = "finished" if entry.finished else "opened" if entry.written is None else "committed"
+        seconds = self._finished_seconds if sent.finished else self._unfinished_seconds
+        event = "finished" if sent.finished else "opened" if entry.written is None else "committed"
         arguments: list[str | int | bytes] = [
             record.epoch_number,
             record.epoch_owner,
@@ -267,15 +296,10 @@ class RedisRecorder:
             self._events_kept,
             event,
         ]
-        fields: dict[str, str | int] = {
-            "model": record.model,
-            "prompt_length": record.prompt_length,
-            "target_worker": record.target_worker,
-            "draft_worker": record.draft_worker,
-            "state": "finished" if entry.finished else "running",
-        }
-        for name, value in fields.items():
-            arguments += (name, value)
+        known = entry.fields if entry.written is not None else {}
+        for name, value in sent.fields.items():
+            if known.get(name) != value:
+                arguments += (name, value)
         return sequence_keys(record.sequence_id), arguments
 
     def _drop(self, sequence_id: str) -> None:

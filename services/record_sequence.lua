@@ -1,8 +1,8 @@
 -- Writes the state of one sequence unless a newer one is held: compare-and-set on (epoch, length).
 -- KEYS: record (hash), token log (string, 4 bytes a token, little-endian), events (stream).
 -- ARGV: epoch number, epoch owner, committed length, tokens before the tail, tail, expiry in ms, events kept, event,
---       then the other fields of the record as name, value, ...
--- Returns 'written'; 'refused' if a newer state is held; 'missing' if the log is shorter than where the tail begins.
+--       then the other fields of the record as name, value, ...; those that are held as they are may be left out.
+-- Returns 'written'; 'refused' if a newer state is held; 'missing' if there is no record, or no log, to add to.
 local held = redis.call('HMGET', KEYS[1], 'epoch_number', 'epoch_owner', 'committed_length')
 if held[1] then
   local number, held_number = tonumber(ARGV[1]), tonumber(held[1])
@@ -12,7 +12,7 @@ end
 
 local base = tonumber(ARGV[4]) * 4
 local length = redis.call('STRLEN', KEYS[2])
-if length < base then return 'missing' end
+if length < base or (base > 0 and not held[1]) then return 'missing' end
 if length == base then
   if #ARGV[5] > 0 then redis.call('APPEND', KEYS[2], ARGV[5]) end
 else

@@ -18,7 +18,7 @@ from scheduler.audit import ignore
 from scheduler.entries import Reader
 from scheduler.links import AnyLink, LinkFactory, SequenceRecord
 from scheduler.scheduler import Scheduler
-from services import control_servicer, generation_servicer, grammar_check, logs, metrics
+from services import control_servicer, event_loop, garbage, generation_servicer, grammar_check, logs, metrics
 from services.audit_files import AuditFolder
 from services.channel import ChannelConfig, ClientTls
 from services.codec_control import SequenceView
@@ -55,7 +55,7 @@ def run_scheduler(settings: SchedulerSettings) -> int:
         logs.configure("scheduler", logs.LogConfig.of(settings, settings.scheduler_id))
     except OSError as error:
         raise StartError(f"cannot write to log_dir {settings.log_dir}: {error.strerror}") from error
-    asyncio.run(serve_scheduler(settings))
+    event_loop.run(serve_scheduler(settings))
     return ExitCode.OK
 
 
@@ -110,6 +110,7 @@ async def serve_scheduler(
                 scheduler.add_worker(role, worker)
         await server.set_health("startup", True)  # it has started; whether a target is there is readiness
         log.info("serving at %s and %s", address, url_of_http)
+        garbage.start_is_over()
         if on_http_ready is not None:
             await on_http_ready(url_of_http)
         if on_ready is not None:

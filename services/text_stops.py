@@ -31,6 +31,8 @@ class TextStops:
 
     def push(self, text: str, armed: bool = True) -> Told:
         """The next piece. Not armed: what is complete in it does not end the text (it has fewer than `min_tokens`)."""
+        if not self._stops:
+            return Told(text)
         window, untold = self._recent + text, self._held + text
         end = self._end(window, len(self._recent)) if armed else None
         if end is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import ipaddress
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.version import __version__
-from services import logs
+from services import event_loop, logs
 from services.model_fetch import ModelHome
 from services.models import ModelNotAvailable, resolve
 from services.start_error import ExitCode, StartError
@@ -194,7 +193,7 @@ async def say_serving(address: str) -> None:
 def serve(work: Coroutine[Any, Any, None]) -> int:
     """Runs a server to its end. Raises StartError if it cannot listen."""
     with start_errors():
-        asyncio.run(work)
+        event_loop.run(work)
     return ExitCode.OK
 
 

@@ -232,6 +232,14 @@ async def test_a_log_that_redis_lost_is_sent_again_whole(redis: Redis, recorder:
     await until(lambda: holds(redis, a_record(committed=6)), "it holds")
 
 
+async def test_a_record_that_redis_lost_is_sent_again_whole(redis: Redis, recorder: RedisRecorder) -> None:
+    recorder.record(a_record(committed=2))
+    await until(lambda: holds(redis, a_record(committed=2)), "the record is written")
+    await redis.delete(sequence_keys("s1")[0])
+    recorder.record(a_record(committed=4))
+    await until(lambda: holds(redis, a_record(committed=4)), "it is written again, with what has not changed")
+
+
 async def test_a_frozen_redis_is_noticed_and_healed(redis: Redis, recorder: RedisRecorder) -> None:
     pid = (await redis.info("server"))["process_id"]
     os.kill(pid, signal.SIGSTOP)

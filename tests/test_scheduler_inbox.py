@@ -1,0 +1,90 @@
+"""What comes to one sequence: in order, within limits that move, and with hardly a timer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import pytest
+
+from scheduler.driver import Driver
+from scheduler.errors import Unavailable
+from scheduler.inbox import Inbox
+from scheduler.request import GenerationRequest
+from scheduler.worker import AnyResult, Worker
+from specdec.messages import Epoch, Header, Opened, Role, TargetResult
+from tools.continuations import LawContinuation
+from tools.deployment import Deployment
+from tools.network import Network
+from tools.scripted import ScriptedDrafter, oracle
+from tools.table_law import TableLaw
+from tools.table_model import TableModel
+
+LAW = TableLaw()
+
+
+def _worker() -> Worker:
+    return Worker(Role.TARGET, "target-0", Network().make_link(Role.TARGET, "target-0"))
+
+
+def _result(length: int) -> TargetResult:
+    return TargetResult(Header("s", Epoch(1, "a"), length, b""), Opened())
+
+
+async def test_messages_come_in_order_and_an_error_behind_them() -> None:
+    inbox, worker = Inbox(), _worker()
+    inbox.deliver(worker, _result(1))
+    inbox.lost(worker)
+    inbox.end(Unavailable("it is over"))
+    assert await inbox.next(lambda: math.inf) == (worker, _result(1))
+    assert await inbox.next(lambda: 0.0) == (worker, None)
+    with pytest.raises(Unavailable, match="over"):
+        await inbox.next(lambda: 0.0)
+
+
+async def test_a_limit_that_comes_nearer_ends_the_wait() -> None:
+    inbox, limit = Inbox(), time.monotonic() + 3600.0
+    reader = asyncio.ensure_future(inbox.next(lambda: limit))
+    await asyncio.sleep(0)
+    assert inbox.idle
+    limit = time.monotonic()
+    inbox.ring_by(limit)
+    async with asyncio.timeout(5.0):
+        assert await reader is None
+    assert not inbox.idle
+
+
+async def test_limits_that_lie_ever_later_cost_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), 0
+    call_later = loop.call_later
+
+    def counted(*arguments: object) -> asyncio.TimerHandle:
+        nonlocal timers
+        timers += 1
+        return call_later(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    inbox, worker = Inbox(), _worker()
+    for length in range(50):
+        loop.call_soon(inbox.deliver, worker, _result(length))
+        limit = time.monotonic() + 3600.0
+        assert await inbox.next(lambda limit=limit: limit) == (worker, _result(length))  # type: ignore[misc]
+    inbox.close()
+    assert timers == 1
+
+
+async def test_a_fault_in_a_block_ends_its_sequence_and_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled, request = Driver._on_draft, GenerationRequest((1, 2, 3), max_tokens=20)
+
+    def fails(driver: Driver, worker: Worker, result: AnyResult) -> None:
+        raise ArithmeticError("a fault of this sequence")
+
+    async with Deployment([TableModel(LAW)], [ScriptedDrafter(oracle, LawContinuation(LAW))]) as deployment:
+        monkeypatch.setattr(Driver, "_on_draft", fails)
+        with pytest.raises(ArithmeticError):
+            await deployment.generate(request)
+        monkeypatch.setattr(Driver, "_on_draft", handled)
+        answer = await deployment.generate(request)
+        assert answer.finished is not None
+        assert answer.finished.speculation.num_drafts > 0

@@ -81,7 +81,7 @@ def test_a_stream_joins_to_the_whole_and_ends_once(client: OpenAI) -> None:
 
 def test_an_answer_is_json_of_its_schema(client: OpenAI) -> None:
     schema: Any = {"type": "json_schema", "json_schema": {"name": "horse", "strict": True, "schema": SCHEMA}}
-    for animal in ("horse", "dog", "cat"):
+    for animal in ("horse", "cat"):
         answer = client.chat.completions.create(
             model="smollm2-135m",
             messages=[{"role": "user", "content": f"Describe a {animal}."}],

@@ -62,7 +62,7 @@ async def test_kind04_stop_texts_end_an_answer_where_they_do_plainly() -> None:
     async with Lab.of(WRITER, LAW) as lab:
         unstopped = await asyncio.gather(*(lab.plainly(base) for base in bases))
         requests = [replace(request, top_logprobs=1) for request in stop_requests(unstopped, bases)]
-        grid = await equal_everywhere(lab, LAW, requests, share=3)
+        grid = await equal_everywhere(lab, LAW, requests, share=5)
     for number, (request, (choice,)) in enumerate(zip(requests, grid.plain, strict=True)):
         told = choice.told
         count, text = ends_at(unstopped[number // 9].token_ids, request.stop, request.include_stop_str_in_output)
@@ -90,7 +90,7 @@ async def test_kind04_stop_tokens_ends_and_least_lengths_are_those_of_plain_deco
                 replace(base, ignore_eos=False, logit_bias=((WRITER.end_id, 4.0),), min_tokens=9, max_tokens=40),
                 replace(base, ignore_eos=True, logit_bias=((WRITER.end_id, 4.0),)),
             ]
-        grid = await equal_everywhere(lab, LAW, requests, share=3)
+        grid = await equal_everywhere(lab, LAW, requests, share=5)
     for request, choices in zip(requests, grid.plain, strict=True):
         for told in (choice.told for choice in choices):
             stops = {*request.stop_token_ids} if request.ignore_eos else {*request.stop_token_ids, WRITER.end_id}
@@ -113,7 +113,7 @@ async def test_kind04_a_partial_stop_text_is_told_neither_early_nor_late() -> No
         text = (await lab.plainly(base)).text
         stops = [(text[i : i + 5] + "§",) for i in range(len(text))] + [(text[-4:] + "§",)]
         requests = [replace(base, stop=stop) for stop in stops]
-        grid = await equal_everywhere(lab, LAW, requests, share=3)
+        grid = await equal_everywhere(lab, LAW, requests, share=5)
     for (choice,) in grid.plain:
         assert (choice.told.text, choice.told.stop_text, choice.told.finish_reason) == (text, None, "length")
 
@@ -167,7 +167,7 @@ async def test_kind05_exactly_max_tokens_are_delivered_and_counted() -> None:
     """Numbers 28 and 29. An answer that is cut inside a character says so as its full decode does."""
     requests = [replace(bare(260 + count, 1.0), max_tokens=count) for count in range(1, 21)]
     async with Lab.of(WRITER, LAW) as lab:
-        grid = await equal_everywhere(lab, LAW, requests, share=2)
+        grid = await equal_everywhere(lab, LAW, requests, share=3)
     for request, (choice,) in zip(requests, grid.plain, strict=True):
         told = choice.told
         assert len(told.token_ids) == told.completion_tokens == request.max_tokens

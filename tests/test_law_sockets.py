@@ -7,10 +7,12 @@ one before it, whatever round it came from.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 import torch
 
 from scheduler.request import GenerationRequest, Speculation
@@ -27,8 +29,7 @@ SIZE, REQUESTS, TOKENS = 16, 100, 101
 TABLE = TableLaw(SIZE, order=1, sharpness=3.0, salt="socket")
 ARGUMENTS = f"--vocabulary-size {SIZE} --order 1 --sharpness 3.0 --salt socket"
 SAMPLING = SamplingParams(temperature=0.9, top_k=12)
-RULES = [(AcceptRule.INVARIANT, 3), (AcceptRule.REJECTION, 3), (AcceptRule.BLOCK, 1)]
-COMPARISONS = 2 * len(RULES)
+COMPARISONS = 2 * len(AcceptRule)
 
 
 def laws() -> npt.NDArray[np.float64]:
@@ -65,12 +66,19 @@ def pairs_fit(answers: list[Answer]) -> Fit:
     return Fit.of_rows(counts.reshape(SIZE, -1), pairs.reshape(SIZE, -1))
 
 
-@pytest.mark.parametrize(("rule", "width"), RULES, ids=lambda value: getattr(value, "value", str(value)))
-async def test_the_law_over_sockets(rule: AcceptRule, width: int) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def system() -> AsyncIterator[SocketDeployment]:
+    """Three candidates in a row, of up to three siblings; `block` has chains only."""
     async with SocketDeployment(
-        [f"table_target {ARGUMENTS}"], [f"table_draft {ARGUMENTS} --agreement 0.5"], quick_config(3, width=width)
+        [f"table_target {ARGUMENTS}"], [f"table_draft {ARGUMENTS} --agreement 0.5"], quick_config(3, width=3)
     ) as system:
-        answers = await asyncio.gather(*(system.generate(request(rule, i)) for i in range(REQUESTS)))
+        yield system
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("rule", list(AcceptRule), ids=lambda rule: rule.value)
+async def test_the_law_over_sockets(system: SocketDeployment, rule: AcceptRule) -> None:
+    answers = await asyncio.gather(*(system.generate(request(rule, i)) for i in range(REQUESTS)))
     assert all(len(answer.token_ids) == TOKENS for answer in answers)
     figures = total(answers)
     assert figures.num_drafts > 1000

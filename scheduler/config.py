@@ -27,7 +27,7 @@ class SchedulerConfig:
 
     scheduler_id: str
     secret: bytes = b""
-    policy: Policy = Policy.THRESHOLD
+    policy: Policy = Policy.GOODPUT
     draft_length: int = 5
     max_draft_length: int = 16
     width: int = 1

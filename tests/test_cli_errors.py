@@ -108,7 +108,7 @@ def test_config_show_names_sources_and_masks_secrets(tmp_path: Path) -> None:
     assert rows["secret"].split() == ["********", "file", str(path)]
     assert rows["width"].split() == ["3", "file", str(path)]
     assert rows["draft_length"].split() == ["7", "environment", "OUTRIDER_DRAFT_LENGTH"]
-    assert rows["policy"].split() == ["threshold", "default"]
+    assert rows["policy"].split() == ["goodput", "default"]
 
 
 def test_version_names_package_protocol_torch_and_devices() -> None:

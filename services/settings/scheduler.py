@@ -57,7 +57,7 @@ class SchedulerSettings(ServingSettings):
     accept_rule: AcceptRuleName = Field(
         "invariant", description="Accept rule of requests that name none: invariant, rejection or block."
     )
-    policy: PolicyName = Field("threshold", description="How the draft length is chosen: goodput, threshold or fixed.")
+    policy: PolicyName = Field("goodput", description="How the draft length is chosen: goodput, threshold or fixed.")
     draft_length: int = Field(5, ge=0, le=256, description="Candidates on the longest path at the start; 0: plain.")
     max_draft_length: int = Field(16, ge=1, le=256, description="Candidates on the longest path at most.")
     width: int = Field(1, ge=1, le=64, description="Siblings of a candidate tree at most; 1 is a chain.")

@@ -49,9 +49,16 @@ def step(model: LanguageModel, batch: Sequence[Work]) -> list[Outcome]:
                 sequence_id = work.sequence.sequence_id
                 _log.exception("sequence %s failed", sequence_id, extra=about(sequence_id, private=True))
             header = work.sequence.header(len(work.sequence.log))
-            outcomes.append(Outcome(work, TargetResult(header, Failure(str(error) or repr(error))), failed=True))
+            outcomes.append(Outcome(work, TargetResult(header, Failure(_cause(error, work))), failed=True))
     step_time = time.monotonic() - started
     return [_timed(outcome, step_time) for outcome in outcomes]
+
+
+def _cause(error: Exception, work: Work) -> str:
+    message = str(error) or repr(error)
+    if isinstance(error, DegenerateLogits) and work.sequence.law.params.grammar is not None:
+        message += ": the grammar leaves no token here that the other fields allow"
+    return message
 
 
 def _timed(outcome: Outcome, step_time: float) -> Outcome:

@@ -93,9 +93,8 @@ def encode_duration(seconds: float) -> Duration:
     """Nanosecond resolution. Raises ValueError unless finite and within what a Duration holds."""
     if not math.isfinite(seconds) or abs(seconds) > MAX_DURATION:
         raise ValueError(f"a duration of {seconds} s cannot be sent")
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
+    whole, nanos = divmod(round(abs(seconds) * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos) if seconds >= 0 else Duration(seconds=-whole, nanos=-nanos)
 
 
 def decode_duration(duration: Duration, field: str, *, allow_negative: bool = False) -> float:

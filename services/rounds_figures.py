@@ -157,8 +157,10 @@ class LiveFigures:
             counts.accepted += step.accepted
             counts.ahead_rounds += bool(step.draft and step.draft.ahead)
             depth = verified_depth(step, self._prompts.get(step.sequence_id, 0))
-            counts.drafted_at.update(range(min(depth, MAX_DEPTH)))
-            counts.accepted_at.update(range(min(step.accepted, MAX_DEPTH)))
+            for position in range(min(depth, MAX_DEPTH)):
+                counts.drafted_at[position] += 1
+            for position in range(min(step.accepted, MAX_DEPTH)):
+                counts.accepted_at[position] += 1
         else:
             counts.plain_steps += 1
         self._time(counts, step, tokens, is_round)

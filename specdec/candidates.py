@@ -78,7 +78,7 @@ class CandidateTree:
     @property
     def draft_length(self) -> int:
         """Candidates on the longest path."""
-        return max(self.depths, default=-1) + 1
+        return len(self) if self.is_chain else max(self.depths) + 1
 
     @property
     def certainty(self) -> float:
@@ -97,6 +97,13 @@ class CandidateTree:
     def children(self, parent: int) -> list[int]:
         """Candidates that follow `parent`, in index order."""
         return [i for i, p in enumerate(self.parents) if p == parent]
+
+    def children_by_parent(self) -> dict[int, list[int]]:
+        """`children` of every candidate that has some, and of `ROOT`."""
+        children: dict[int, list[int]] = {}
+        for i, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(i)
+        return children
 
     def path(self, node: int) -> list[int]:
         """Candidates from the root down to and including `node`; empty for `ROOT`."""
@@ -120,6 +127,8 @@ class CandidateTree:
 
         Duplicate siblings are merged: everything below any path with these tokens is kept.
         """
+        if self.is_chain:  # most are
+            return self._chain_below(tuple(token_ids))
         frontier = {ROOT}
         for token_id in token_ids:
             frontier = {i for i, p in enumerate(self.parents) if p in frontier and self.token_ids[i] == token_id}
@@ -134,6 +143,13 @@ class CandidateTree:
         keep = [i for i, depth in enumerate(self.depths) if depth < max_depth]
         new_index = {old: new for new, old in enumerate(keep)} | {ROOT: ROOT}
         return self._part(keep, new_index)
+
+    def _chain_below(self, token_ids: tuple[int, ...]) -> CandidateTree | None:
+        count = len(token_ids)
+        if self.token_ids[:count] != token_ids:
+            return None
+        left = len(self) - count
+        return CandidateTree(self.token_ids[count:], self.parents[:left], self.laws[count:], self.confidences[count:])
 
     @staticmethod
     def _joins(new_index: dict[int, int], node: int, parent: int) -> bool:

@@ -69,9 +69,10 @@ Observation = Union[Round, PlainStep, BlockOutcome, AheadBlock]
 def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome | None:
     """What `token_ids`, the log behind the block's base, say to it; None while they end inside the tree."""
     trials: list[Trial] = []
+    below = candidates.children_by_parent()
     node = ROOT
     for token_id in token_ids:
-        children = candidates.children(node)
+        children = below.get(node)
         if not children:
             break
         rank = next((i for i, child in enumerate(children) if candidates.token_ids[child] == token_id), None)
@@ -80,4 +81,4 @@ def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome
         if rank is None:
             return BlockOutcome(tuple(trials))
         node = children[rank]
-    return None if candidates.children(node) else BlockOutcome(tuple(trials), full=True)
+    return None if node in below else BlockOutcome(tuple(trials), full=True)

@@ -233,7 +233,7 @@ class Driver:
         if isinstance(body, Committed):
             await self._committed(header, body)
         elif isinstance(body, StaleBlock):
-            self.tally.stale_block(header.base_length)
+            self.tally.stale_block(header.prefix_digest)
         elif isinstance(body, Refusal):
             await self._refused(body)
         elif isinstance(body, Failure):
@@ -283,7 +283,8 @@ class Driver:
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
         self._placing_since, self.waits_for_room = None, False
-        self._journal.committed(body, len(self.log) - len(body.token_ids), position, self._control.reason, now)
+        base_length = len(self.log) - len(body.token_ids)
+        self._journal.committed(body, self.log, base_length, position, self._control.reason, now)
         self._recorder.record(self.record())
 
     def _continue(self, now: float) -> None:
@@ -370,7 +371,7 @@ class Driver:
         self._verifying.verify(base, block.candidates, patience, now)
         if len(block.candidates):
             self._control.forwarded(header.base_length, header.prefix_digest, block.candidates, block.fan_out)
-            self._journal.forwarded(header.base_length, block, self._drafting.worker, place is Place.BEYOND, now)
+            self._journal.forwarded(header, block, self._drafting.worker, place is Place.BEYOND, now)
 
     def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:
         """No block will come for this round: the target goes on plainly. Failing twice leaves the worker alone."""

@@ -12,7 +12,8 @@ from scheduler.request import GenerationRequest, SpeculationSummary
 from scheduler.worker import Worker
 from specdec.commit import FinishReason
 from specdec.goodput import Explained
-from specdec.messages import Committed, DraftBlock
+from specdec.log import Log
+from specdec.messages import Committed, DraftBlock, Header
 
 _BLOCKS_UNDER_WAY = 16
 
@@ -28,7 +29,8 @@ class Journal:
         self._epoch = 0
         self._target = ""
         self._asked_at: float | None = None
-        self._drafts: deque[Draft] = deque(maxlen=_BLOCKS_UNDER_WAY)
+        self._drafts: deque[tuple[bytes, Draft]] = deque(maxlen=_BLOCKS_UNDER_WAY)
+        """With the digest of its base: several may be drafted for one length, for different outcomes."""
 
     def admitted(self, request: GenerationRequest) -> None:
         self._tell(
@@ -54,23 +56,22 @@ class Journal:
         """The drafter was told to draft."""
         self._asked_at = now
 
-    def forwarded(self, base_length: int, block: DraftBlock, drafter: Worker | None, ahead: bool, now: float) -> None:
+    def forwarded(self, base: Header, block: DraftBlock, drafter: Worker | None, ahead: bool, now: float) -> None:
         """A block went on to the target."""
         if not self._readers:
             return
         asked_at = None if ahead else self._asked_at
-        self._drafts.append(
-            Draft(base_length, block.candidates, _name(drafter), asked_at, now, block.draft_time, ahead)
-        )
+        draft = Draft(base.base_length, block.candidates, _name(drafter), asked_at, now, block.draft_time, ahead)
+        self._drafts.append((base.prefix_digest, draft))
 
     def committed(
-        self, body: Committed, base_length: int, position: int, decision: Explained | None, arrived_at: float
+        self, body: Committed, log: Log, base_length: int, position: int, decision: Explained | None, arrived_at: float
     ) -> None:
-        """The target's step decided these tokens behind `base_length`."""
+        """The target's step decided these tokens of `log` behind `base_length`."""
         if not self._readers:
             return
         now = time.monotonic()
-        draft = self._verified(base_length) if body.num_draft_tokens else None
+        draft = self._verified(log, base_length) if body.num_draft_tokens else None
         began_at = max(self._last_at, draft.arrived_at) if draft else self._last_at
         self._steps += 1
         self._last_at = now
@@ -94,12 +95,12 @@ class Journal:
             )
         )
 
-    def stale(self, base_length: int | None = None) -> None:
-        """base_length: of the block that the target found stale; None: it was not forwarded at all."""
-        draft = next((draft for draft in self._drafts if draft.base_length == base_length), None)
-        if draft is not None:
-            self._drafts.remove(draft)
-        self._tell(Dropped(self._sequence_id, time.monotonic(), draft))
+    def stale(self, prefix_digest: bytes | None = None) -> None:
+        """prefix_digest: of the block that the target found stale; None: it was not forwarded at all."""
+        found = next((entry for entry in self._drafts if entry[0] == prefix_digest), None)
+        if found is not None:
+            self._drafts.remove(found)
+        self._tell(Dropped(self._sequence_id, time.monotonic(), found[1] if found else None))
 
     def fell_back(self, reason: str) -> None:
         self._tell(FellBack(self._sequence_id, time.monotonic(), reason))
@@ -119,12 +120,14 @@ class Journal:
         now = time.monotonic()
         self._tell(Ended(self._sequence_id, now, completion_tokens, finish_reason, speculation, kind, message))
 
-    def _verified(self, base_length: int) -> Draft | None:
-        """The block whose candidates were verified on top of `base_length`: the youngest that reaches over it. Others,
-        drafted ahead and not yet known to be stale, may lie on both sides of it."""
-        for draft in reversed(self._drafts):
-            if draft.base_length <= base_length < draft.base_length + len(draft.candidates):
-                self._drafts.remove(draft)
+    def _verified(self, log: Log, base_length: int) -> Draft | None:
+        """The block whose candidates were verified on top of `base_length`: the youngest on the log that reaches over
+        it. Others, drafted ahead and not yet known to be stale, may lie on both sides of it."""
+        for entry in reversed(self._drafts):
+            prefix_digest, draft = entry
+            reaches = draft.base_length <= base_length < draft.base_length + len(draft.candidates)
+            if reaches and log.digest_at(draft.base_length) == prefix_digest:
+                self._drafts.remove(entry)
                 return draft
         return None
 

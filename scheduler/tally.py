@@ -42,9 +42,9 @@ class Tally:
     def streamed(self, tokens: int) -> None:
         self._counters.add(metrics.GENERATION_TOKENS, tokens)
 
-    def stale_block(self, base_length: int | None = None) -> None:
-        """base_length: of a block that went to the target, and was stale there."""
-        self._journal.stale(base_length)
+    def stale_block(self, prefix_digest: bytes | None = None) -> None:
+        """prefix_digest: of the base of a block that went to the target, and was stale there."""
+        self._journal.stale(prefix_digest)
         self.summary.num_stale_blocks += 1
         self._counters.add(metrics.STALE_BLOCKS)
 

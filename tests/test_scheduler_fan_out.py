@@ -15,9 +15,11 @@ from draft_worker.fan_out import Doubt, FanOut, doubts_of, likeliest, narrowed
 from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
 from scheduler.config import SchedulerConfig
+from scheduler.entries import Entry, Step
 from scheduler.in_flight import InFlight, Outcome
 from scheduler.request import GenerationRequest, SpeculationSummary
 from specdec.candidates import EMPTY, ROOT, CandidateTree
+from specdec.commit import TokenSource
 from specdec.digest import root_digest
 from specdec.drafter import Abandoned, DraftJob, never
 from specdec.drafters.model import ModelDrafter
@@ -126,6 +128,27 @@ async def test_misses_become_hits_where_the_runner_up_is_right(width: int) -> No
         assert speculation.num_fan_out_hits >= 7
         assert speculation.num_fan_out_misses > 0
         await deployment.idle()
+
+
+async def test_the_journal_tells_which_of_the_blocks_was_verified() -> None:
+    """Several lie on one base length; the one on the log holds the step's first token, or the one before it."""
+    steps: list[Step] = []
+    drafter = ScriptedDrafter(ErringEvery(7), LawContinuation(LAW))
+
+    def read(entry: Entry) -> None:
+        if isinstance(entry, Step):
+            steps.append(entry)
+
+    async with Deployment([TableModel(LAW, delay=0.01)], [drafter], _config(), readers=[read]) as deployment:
+        speculation = await _summary(deployment)
+        assert speculation.num_fan_out_hits > 0
+    verified = [step for step in steps if step.num_draft_tokens]
+    answer = [token_id for step in steps for token_id in step.token_ids]
+    for step in verified:
+        assert step.draft is not None
+        behind = answer[step.draft.base_length - len(REQUEST.token_ids) : step.position]
+        accepted = list(step.token_ids[: step.sources.count(TokenSource.ACCEPTED)])
+        assert step.draft.candidates.walk([*behind, *accepted]) is not None
 
 
 async def test_a_wrong_runner_up_helps_nobody() -> None:

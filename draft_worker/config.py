@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
     """max_batch: sequences drafted together. Plans beyond max_draft_length, max_width and max_window are trimmed.
-    max_in_flight: blocks of a sequence in flight, those of its branches included; a target holds no more."""
+    max_in_flight: blocks of a sequence in flight, those of its branches included: one that is verified, and as many
+    as a target holds."""
 
     worker_id: str
     secret: bytes = b""
@@ -16,5 +17,5 @@ class DraftConfig:
     max_draft_length: int = 32
     max_width: int = 8
     max_window: int = 8
-    max_in_flight: int = 8
+    max_in_flight: int = 9
     max_sequences: int = 1024

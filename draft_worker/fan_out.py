@@ -6,6 +6,8 @@ if the target decides just that, the block lies ready. Corrections are the draft
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -81,16 +83,22 @@ class FanOut:
             self.branches = [branch for branch in self.branches if branch not in closed]
             self._idle += closed
 
-    def grow(self, log: Log, committed_length: int, stop: StopConditions, room: int) -> list[Branch]:
-        """New branches for the likeliest outcomes that have none, up to `room` with those there are."""
+    def grow(
+        self, log: Log, committed_length: int, block_ends: Sequence[int], stop: StopConditions, each: int, room: int
+    ) -> list[Branch]:
+        """New branches for the likeliest outcomes that have none, up to `each` for every block of the tail, where they
+        end in order, and up to `room` in all. One block's must not wait until those of the block before are decided."""
         grown: list[Branch] = []
         if len(self.branches) >= room:
             return grown
         taken = {(branch.fork, branch.correction) for branch in self.branches}
-        for fork, correction in likeliest(self.doubts, committed_length, room):
+        of_block = Counter(bisect_right(block_ends, branch.fork) for branch in self.branches)
+        for fork, correction in likeliest(self.doubts, committed_length):
+            block = bisect_right(block_ends, fork)
             ends = correction in stop.stop_token_ids or fork + 1 >= stop.max_length
-            if (fork, correction) in taken or ends or len(self.branches) >= room:
+            if (fork, correction) in taken or ends or of_block[block] >= each or len(self.branches) >= room:
                 continue
+            of_block[block] += 1
             branch = self._idle.pop() if self._idle else self._new()
             branch.turn_to(log, fork, correction)
             self.branches.append(branch)
@@ -110,8 +118,8 @@ class FanOut:
         return Branch(f"{self.sequence_id}/{number}", Log(self.root, (), self.secret))
 
 
-def likeliest(doubts: Sequence[Doubt], first: int, count: int) -> list[tuple[int, int]]:
-    """The `count` likeliest (tokens before it, correction), likeliest first. first: tokens before the first doubt.
+def likeliest(doubts: Sequence[Doubt], first: int) -> list[tuple[int, int]]:
+    """Outcomes (tokens before it, correction), likeliest first. first: tokens before the first doubt.
 
     An outcome needs all tokens above to be right and this one to be wrong. About half of what is not the drafter's
     choice is its runner-up, and half of the rest the next.
@@ -127,7 +135,7 @@ def likeliest(doubts: Sequence[Doubt], first: int, count: int) -> list[tuple[int
             outcomes.append((likelihood, fork, correction))
         above *= doubt.confidence
     outcomes.sort(key=lambda outcome: -outcome[0])
-    return [(fork, correction) for likelihood, fork, correction in outcomes[:count] if likelihood >= _WORTHWHILE]
+    return [(fork, correction) for likelihood, fork, correction in outcomes if likelihood >= _WORTHWHILE]
 
 
 def doubts_of(tree: CandidateTree) -> list[Doubt]:

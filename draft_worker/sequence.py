@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_worker.fan_out import RUNNER_UPS, Branch, Doubt, FanOut, doubts_of, likeliest_path
+from draft_worker.fan_out import RUNNER_UPS, Branch, Doubt, FanOut, doubts_of, likeliest_path, narrowed
 from specdec.candidates import CandidateTree
 from specdec.drafter import DraftJob
 from specdec.grammar import TokenMask
@@ -71,12 +71,13 @@ class DraftSequence:
         self.in_flight.append(len(self.log))
         self._look_ahead(now)
 
-    def new_branches(self, most: int) -> list[Branch]:
-        """Those that are worth a draft now, beside the tail."""
+    def new_branches(self, most: int, max_in_flight: int) -> list[Branch]:
+        """Those that are worth a draft now: at most so many, and with them so many blocks in flight."""
         if not self._fans_out or not self.in_flight:
             return []
-        room = min(self.plan.fan_out, len(self.fan_out.branches) + most)
-        return self.fan_out.grow(self.log, self.committed_length, self.stop, room)
+        room = min(max_in_flight - self.plan.window, len(self.fan_out.branches) + most)
+        each = self.plan.fan_out
+        return self.fan_out.grow(self.log, self.committed_length, self.in_flight, self.stop, each, room)
 
     def may_take(self, branch: Branch) -> bool:
         """The target may still go the branch's way."""
@@ -86,6 +87,10 @@ class DraftSequence:
     def width(self) -> int:
         """Siblings of a candidate that are sent."""
         return 1 if self.sampling.accept_rule is AcceptRule.BLOCK else self.plan.width
+
+    def as_ordered(self, tree: CandidateTree) -> CandidateTree:
+        """What of a block is sent: without the siblings that were only asked for to have corrections."""
+        return narrowed(tree, self.width) if self._fans_out else tree
 
     def job(self, branch: Branch | None = None) -> DraftJob:
         """For the next block of the tail, or of a branch."""

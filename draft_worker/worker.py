@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from draft_worker import counters as metrics
 from draft_worker.config import DraftConfig
-from draft_worker.fan_out import Branch, narrowed
+from draft_worker.fan_out import Branch
 from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
 from specdec.candidates import EMPTY, TOKEN_ID_LIMIT, CandidateTree, InvalidCandidates
@@ -100,7 +100,7 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
         started = [_Started(s, s.job(), s.log.digest, since) for _, since, s in due[:room]]
         now = time.monotonic()
         for sequence in sequences:
-            for branch in sequence.new_branches(room - len(started)):
+            for branch in sequence.new_branches(room - len(started), self._config.max_in_flight):
                 started.append(_Started(sequence, sequence.job(branch), branch.log.digest, now, branch))
         return started
 
@@ -149,7 +149,7 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
         self._count_block("sent" if len(tree) else "empty")
         fan_out = not one.continues_tail
         if len(tree) or not (fan_out or sequence.in_flight):  # nothing to propose is news only to who waits for it
-            block = DraftBlock(narrowed(tree, sequence.width), now - one.since, fan_out)
+            block = DraftBlock(sequence.as_ordered(tree), now - one.since, fan_out)
             outgoing[sequence.session].append(DraftResult(_header(one), block))
         if one.branch is not None and fan_out:
             one.branch.tree = tree

@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--seconds", type=float, default=0.01, help="of a forward or draft")
     parser.add_argument("--agreement", type=float, default=0.9, help="acceptance per token")
+    parser.add_argument("--runner-up", type=float, default=0.0, help="share of errors with the right token second")
     parser.add_argument("--idle-file", type=Path)
     options = parser.parse_args()
     end_with_starter()
@@ -77,7 +78,7 @@ async def _target(options: argparse.Namespace) -> None:
 
 
 async def _draft(options: argparse.Namespace) -> None:
-    drafter = TimedDrafter(TableDrafter(LAW, options.agreement), options.seconds)
+    drafter = TimedDrafter(TableDrafter(LAW, options.agreement, runner_up=options.runner_up), options.seconds)
     identity = draft_identity(options.worker_id, words(LAW.vocabulary_size), "table")
     worker = DraftWorker(DraftConfig(options.worker_id, SECRET), drafter, identity)
     await serve_draft(worker, options.listen, on_ready=say_ready, options=ServeOptions(grace=5.0))

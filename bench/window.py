@@ -1,7 +1,8 @@
 """Drafting ahead (window 4, blocks of 5 of which the first guesses the bonus) against stop-and-wait (blocks of 4).
 
-Table models in processes of their own: a block is drafted in 10 ms whatever its length and verified in 10 ms. The
-scheduler reaches them through a proxy that adds a delay to each hop; a round has four. Greedy, one sequence.
+Table models in processes of their own: a block is drafted in 10 ms whatever its length, those of a fan-out beside it
+in the same 10 ms, and verified in 10 ms. The scheduler reaches them through a proxy that adds a delay to each hop; a
+round has four. Greedy, one sequence. Where the drafter errs, a set share has the right token as its runner-up.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=6, help="answers of each contestant in each setting")
     parser.add_argument("--tokens", type=int, default=400, help="tokens per answer")
     parser.add_argument("--window", type=int, default=4, help="blocks in flight when drafting ahead")
+    parser.add_argument("--fan-out", type=int, default=3, help="blocks more for each in flight, of one contestant")
+    parser.add_argument("--fan-out-window", type=int, default=3, help="blocks in flight of that contestant")
+    parser.add_argument(
+        "--runner-up", type=float, default=0.59, help="share of errors whose correction is the drafter's runner-up"
+    )
     parser.add_argument("--width", type=int, default=1, help="siblings; above 1 the drafter offers trees")
     parser.add_argument("--goodput", action="store_true", help="also let the goodput policy choose")
 
@@ -68,7 +74,9 @@ def run(options: argparse.Namespace, session: Session) -> Result:
         ratios["window.gap_ms_p50"] = ratio(gaps, resamples=200)
     chart = Bars("window", "Stop-and-wait and drafting ahead, table models", "tokens per second", speeds)
     notes = (
-        f"{len(session.rows)} answers of {options.tokens} tokens each. `vs_stop_and_wait`: throughput; `of_implied`: "
+        f"{len(session.rows)} answers of {options.tokens} tokens each. `vs_stop_and_wait`: throughput; `fan_out`: "
+        f"ahead with {options.fan_out} branches of each block, where {options.runner_up:.0%} of the corrections are "
+        "the drafter's runner-up; `hits_per_verify`: verifies whose block lay ready; `of_implied`: "
         "of what the run's own hits allow if a hit takes the longer of draft and verify and a miss takes both and four "
         "hops. `idle`: how long the target waits for work between the two verifies of a hit "
         f"({len(idle)} hits; p99 {quantile(idle, 0.99) if idle else 0:.1f} ms); `gap`: between the two forwards, "
@@ -85,6 +93,10 @@ def _ratios(cell: list[dict[str, Any]], acceptance: float, delay: int) -> dict[s
         key = "window.vs_stop_and_wait" if contestant == "ahead" else f"window.{contestant}_vs_stop_and_wait"
         goal = Goal(GOALS[acceptance, delay]) if contestant == "ahead" else None
         found[f"{key}.{name}"] = ratio(speedups, goal)
+    for contestant in ("ahead", "fan_out"):
+        shares = [one[contestant]["hits"] / one[contestant]["rounds"] for one in cell if contestant in one]
+        if shares:
+            found[f"window.{contestant}_hits_per_verify.{name}"] = ratio(shares)
     found[f"window.of_implied.{name}"] = ratio([_of_implied(one["ahead"], delay) for one in cell], Goal(0.95))
     found[f"window.stop_and_wait_of_implied.{name}"] = ratio([_of_implied(one["stop_and_wait"], delay) for one in cell])
     return found
@@ -119,6 +131,8 @@ def _configs(options: argparse.Namespace) -> dict[str, SchedulerConfig]:
         "stop_and_wait": replace(config, draft_length=4, window=1),
         "ahead": replace(config, draft_length=5, window=options.window),
     }
+    if options.fan_out:
+        configs["fan_out"] = replace(configs["ahead"], window=options.fan_out_window, fan_out=options.fan_out)
     if options.goodput:
         configs["goodput"] = replace(config, policy=Policy.GOODPUT, draft_length=5, max_draft_length=5, max_window=8)
     return configs
@@ -167,8 +181,10 @@ async def _answer(system: SystemUnderTest, number: int, tokens: int) -> dict[str
         "rate": round(sum(count for _, count in arrivals[1:]) / seconds, 3),
         "seconds": round(seconds, 4),
         "rounds": len(arrivals) - 1,
-        "hits": summary.num_ahead_hits,
+        "hits": summary.num_ahead_hits + summary.num_fan_out_hits,
         "misses": summary.num_ahead_misses,
+        "fan_out_hits": summary.num_fan_out_hits,
+        "fan_out_misses": summary.num_fan_out_misses,
         "acceptance_rate": round(summary.acceptance_rate or 0.0, 4),
         "plain_steps": summary.num_plain_steps,
     }
@@ -196,7 +212,7 @@ async def _system(acceptance: float, options: argparse.Namespace) -> AsyncIterat
         deployment = await stack.enter_async_context(
             SocketDeployment(
                 (f"{command} --role target --idle-file {idle_file}",),
-                (f"{command} --role draft --agreement {acceptance}",),
+                (f"{command} --role draft --agreement {acceptance} --runner-up {options.runner_up}",),
                 configs["stop_and_wait"],
                 proxied=True,
             )

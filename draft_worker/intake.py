@@ -141,13 +141,11 @@ class Intake:
             return None
 
     def _trimmed(self, plan: DraftPlan) -> DraftPlan:
-        window = min(plan.window, self._config.max_window)
         return replace(
             plan,
             draft_length=min(plan.draft_length, self._config.max_draft_length),
             width=min(plan.width, self._config.max_width),
-            window=window,
-            fan_out=max(min(plan.fan_out, self._config.max_in_flight - window), 0),
+            window=min(plan.window, self._config.max_window),
         )
 
     def _wrong_token(self, token_ids: Sequence[int]) -> str | None:

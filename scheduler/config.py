@@ -21,7 +21,7 @@ class Policy(Enum):
 class SchedulerConfig:
     """scheduler_id: owner name in epochs. round_timeout: a target that shows no progress on a sequence for so long has
     lost it. width, window: with goodput the width is the widest that it may choose, and the window at most max_window.
-    fan_out: blocks beside a window above 1, for the likeliest ways in which the target may leave the drafter's own.
+    fan_out: with a window above 1, more blocks for each in it, for the likeliest ways in which the target may leave it.
     draft_timeout: a draft later than this is not waited for; min_draft_patience: shortest wait for a draft
     that is usually quick. admission_timeout: how long a request may wait for a live target or for room."""
 

@@ -182,7 +182,7 @@ class TargetResult:
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     """The standing order; the latest holds. draft_length 0: do not draft. min_confidence: see `DraftJob`. fan_out:
-    blocks beside the window, for the likeliest ways in which the target may leave the drafter's own."""
+    blocks more for each in flight, for the likeliest ways in which the target may leave it."""
 
     draft_length: int
     width: int = 1

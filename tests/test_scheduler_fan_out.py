@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from draft_worker.config import DraftConfig
 from draft_worker.fan_out import Doubt, FanOut, doubts_of, likeliest, narrowed
-from draft_worker.intake import Intake
 from draft_worker.sequence import DraftSequence
 from scheduler.config import SchedulerConfig
 from scheduler.entries import Entry, Step
@@ -24,11 +22,10 @@ from specdec.digest import root_digest
 from specdec.drafter import Abandoned, DraftJob, never
 from specdec.drafters.model import ModelDrafter
 from specdec.log import Log
-from specdec.messages import DraftItem, DraftOpen, DraftPlan, Epoch, Header, Load
+from specdec.messages import DraftPlan, Epoch
 from specdec.params import AcceptRule, SamplingParams, StopConditions
 from tools.continuations import LawContinuation, plain_output
 from tools.deployment import Deployment, quick_config
-from tools.process import SECRET
 from tools.scripted import ScriptedDrafter
 from tools.table_drafter import AgreeingLaw, TableDrafter
 from tools.table_law import TableLaw
@@ -39,7 +36,7 @@ REQUEST = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.9, seed=5), 
 ROOT_DIGEST = root_digest(b"", "m")
 
 
-def _config(window: int = 3, fan_out: int = 5) -> SchedulerConfig:
+def _config(window: int = 3, fan_out: int = 3) -> SchedulerConfig:
     return replace(quick_config(4), window=window, fan_out=fan_out)
 
 
@@ -48,7 +45,6 @@ class ErringEvery:
     """A chain that is wrong at each `distance`-th token of the log, with the right one as the runner-up there."""
 
     distance: int
-    runner_up: bool = True
 
     def __call__(self, job: DraftJob, continuation: Sequence[int]) -> CandidateTree:
         token_ids: list[int] = []
@@ -57,11 +53,19 @@ class ErringEvery:
         for position, right in enumerate(continuation[: job.draft_length], len(job.log)):
             wrong = (right + 1) % LAW.vocabulary_size
             errs = position % self.distance == 0
-            siblings = [wrong, right if self.runner_up else (right + 2) % LAW.vocabulary_size] if errs else [right]
+            siblings = [wrong, right] if errs else [right]
             parents += [node] * len(siblings)
             node = len(token_ids)
             token_ids += siblings
         return CandidateTree(tuple(token_ids), tuple(parents))
+
+
+def right_before_wrong(job: DraftJob, continuation: Sequence[int]) -> CandidateTree:
+    """The right chain, each candidate of it with a wrong sibling."""
+    right = list(continuation[: job.draft_length])
+    token_ids = [each for token_id in right for each in (token_id, (token_id + 1) % LAW.vocabulary_size)]
+    parents = [parent for depth in range(len(right)) for parent in [2 * depth - 2 if depth else ROOT] * 2]
+    return CandidateTree(tuple(token_ids), tuple(parents))
 
 
 class ChaoticDrafter:
@@ -151,11 +155,13 @@ async def test_the_journal_tells_which_of_the_blocks_was_verified() -> None:
         assert step.draft.candidates.walk([*behind, *accepted]) is not None
 
 
-async def test_a_wrong_runner_up_helps_nobody() -> None:
-    drafter = ScriptedDrafter(ErringEvery(7, runner_up=False), LawContinuation(LAW))
+async def test_a_wrong_runner_up_helps_nobody_and_harms_nobody() -> None:
+    """The blocks of the tail all hit: what is drafted beside it never gets into it."""
+    drafter = ScriptedDrafter(right_before_wrong, LawContinuation(LAW))
     async with Deployment([TableModel(LAW, delay=0.005)], [drafter], _config()) as deployment:
         speculation = await _summary(deployment)
-        assert speculation.num_fan_out_hits == 0
+        assert speculation.num_fan_out_hits == speculation.num_ahead_misses == 0
+        assert speculation.num_ahead_hits > 8
         assert speculation.num_fan_out_misses > 5
 
 
@@ -173,7 +179,7 @@ async def test_many_sequences_of_a_model_that_errs_equal_plain(temperature: floa
     """A real drafter, whose KV must follow every branch."""
     small = TableModel(AgreeingLaw(LAW, 0.8))
     model = TableModel(LAW, delay=0.01)
-    async with Deployment([model], [ModelDrafter(small)], _config(2, 6)) as deployment:
+    async with Deployment([model], [ModelDrafter(small)], _config(2, 4)) as deployment:
         answers = await asyncio.gather(*(_summary(deployment, request) for request in _many(4, temperature)))
         assert sum(speculation.num_fan_out_misses for speculation in answers) > 0
         await deployment.idle()
@@ -185,7 +191,7 @@ async def test_many_sequences_of_a_model_that_errs_equal_plain(temperature: floa
 async def test_chaos_changes_no_token(seed: int) -> None:
     draw = random.Random(seed)
     window = draw.randint(2, 6)
-    config = replace(_config(window, 8 - window), width=draw.randint(1, 3))
+    config = replace(_config(window, draw.randint(1, 4)), width=draw.randint(1, 3))
     models = [TableModel(LAW, delay=0.001), TableModel(LAW, delay=0.001)]
     async with Deployment(models, [ChaoticDrafter(seed), TableDrafter(LAW, 0.7)], config) as deployment:
         tasks = [asyncio.create_task(_summary(deployment, request)) for request in _many(8, 0.9)]
@@ -208,8 +214,7 @@ async def test_rules_that_test_ratios_have_no_branches(rule: AcceptRule) -> None
 def test_the_likeliest_outcomes_come_first() -> None:
     """Sure, unsure, sure: the runner-ups of the second token, then that of the first, whose chance is half of 0.1."""
     doubts = [Doubt((10, 11), 0.9), Doubt((20, 21), 0.5), Doubt((30,), 0.95)]
-    assert likeliest(doubts, 7, 3) == [(8, 20), (8, 21), (7, 10)]
-    assert likeliest(doubts, 7, 100)[3:] == [(7, 11), (9, 30)]
+    assert likeliest(doubts, 7) == [(8, 20), (8, 21), (7, 10), (7, 11), (9, 30)]
 
 
 def test_doubts_follow_the_likeliest_path_and_narrowing_keeps_it() -> None:
@@ -231,7 +236,7 @@ def _sequence(plan: DraftPlan) -> DraftSequence:
 def test_a_branch_becomes_the_tail_only_when_the_target_went_that_way() -> None:
     sequence = _sequence(DraftPlan(2, window=2, fan_out=2))
     sequence.sent(CandidateTree((3, 30, 4, 40), (ROOT, ROOT, 0, 0), confidences=(0.6, 0.6, 0.6, 0.6)), 0.0)
-    first, second = sequence.new_branches(8)
+    first, second = sequence.new_branches(8, 9)
     assert (first.log.token_ids, second.log.token_ids) == ([1, 2, 30], [1, 2, 3, 40])
     assert first.log.digest == Log(ROOT_DIGEST, (1, 2, 30)).digest
     first.tree, second.tree = CandidateTree.chain([31, 32]), CandidateTree.chain([41, 42])
@@ -251,7 +256,7 @@ def test_a_branch_becomes_the_tail_only_when_the_target_went_that_way() -> None:
 def test_a_branch_is_followed_as_far_as_the_target_agrees() -> None:
     sequence = _sequence(DraftPlan(2, window=2, fan_out=2))
     sequence.sent(CandidateTree((3, 30), (ROOT, ROOT)), 0.0)
-    (branch,) = sequence.new_branches(8)
+    (branch,) = sequence.new_branches(8, 9)
     branch.tree = CandidateTree.chain([31, 32])
     sequence.advance(2, (30, 31, 9))
     assert sequence.log.token_ids == [1, 2, 30, 31, 9]
@@ -261,18 +266,17 @@ def test_a_branch_is_followed_as_far_as_the_target_agrees() -> None:
 def test_no_branch_behind_the_end_and_none_twice() -> None:
     sequence = _sequence(DraftPlan(1, window=4, fan_out=4))
     sequence.sent(CandidateTree((3, 99, 30), (ROOT, ROOT, ROOT)), 0.0)
-    assert [branch.correction for branch in sequence.new_branches(8)] == [30]
-    assert sequence.new_branches(8) == []
+    assert [branch.correction for branch in sequence.new_branches(8, 9)] == [30]
+    assert sequence.new_branches(8, 9) == []
 
 
-def test_a_plan_beyond_what_a_target_holds_is_trimmed() -> None:
-    intake = Intake(DraftConfig("d", SECRET), TableDrafter(LAW), LAW.vocabulary_size, Load())
-    log = Log(ROOT_DIGEST, (1, 2), SECRET)
-    header = Header("s", Epoch(1, "o"), 2, log.digest)
-    plan = DraftPlan(4, window=5, fan_out=7)
-    body = DraftOpen((1, 2), SamplingParams(), StopConditions(2, 100), plan, ROOT_DIGEST)
-    assert intake.take(0, DraftItem(header, body), 0.0) is None
-    assert intake.sequences["s"].plan.fan_out == 3
+def test_every_block_has_branches_of_its_own_and_a_target_can_hold_them_all() -> None:
+    sequence = _sequence(DraftPlan(2, window=4, fan_out=2))
+    for first in (10, 20, 30):
+        sequence.sent(CandidateTree((first, 80, 81, first + 1, 82), (ROOT, ROOT, ROOT, 0, 0)), 0.0)
+    assert [branch.fork for branch in sequence.new_branches(1, 9)] == [2]
+    assert sorted(branch.fork for branch in sequence.new_branches(8, 9)) == [3, 4, 5, 6]
+    assert sequence.new_branches(8, 9) == []
 
 
 def test_hits_and_misses_of_the_fan_out_are_counted_apart() -> None:

@@ -96,7 +96,9 @@ class DraftPlan(_message.Message):
     falls below this; 0 is never.
     """
     fan_out: _builtins.int
-    """Blocks beside the window, each for one of the likeliest ways in which the target may leave the drafter's own."""
+    """Blocks more for each in flight, each for one of the likeliest ways in which the target may leave it. The worker
+    sends no more than a target can hold.
+    """
     def __init__(
         self,
         *,

@@ -69,10 +69,7 @@ class SchedulerSettings(ServingSettings):
     )
     max_window: int = Field(8, ge=1, le=8, description="Blocks of a sequence in flight that `goodput` may choose.")
     fan_out: int = Field(
-        0,
-        ge=0,
-        le=7,
-        description="Blocks beside a window above 1, for the next likeliest tokens; with the window at most 8 count.",
+        0, ge=0, le=7, description="With a window above 1: more blocks for each in it, for the next likeliest tokens."
     )
     off_below: float = Field(0.2, ge=0, le=1, description="Acceptance rate below which `threshold` stops drafting.")
     acceptance_window: int = Field(8, ge=1, le=1024, description="Recent rounds that `threshold` looks at.")

@@ -23,11 +23,13 @@ from tools.table_law import TableLaw
 class AgreeingLaw:
     """The target's law behind some contexts, and behind the others one of its own.
 
-    agreement: share of the contexts that it knows, and so about the acceptance rate of its chains.
+    agreement: share of the contexts that it knows, and so about the acceptance rate of its chains. runner_up: share of
+    the others behind which it has the target's favourite at second place.
     """
 
     target: TableLaw
     agreement: float
+    runner_up: float = 0.0
 
     @property
     def vocabulary_size(self) -> int:
@@ -42,17 +44,30 @@ class AgreeingLaw:
         return replace(self.target, salt=self.target.salt + " drafter")
 
     def logits(self, context: Sequence[int]) -> npt.NDArray[np.float32]:
-        own = self.own.logits(context)
-        return self.target.logits(context) if float(own[0]) < self.agreement * self.own.sharpness else own
+        own, target = self.own.logits(context), self.target.logits(context)
+        if float(own[0]) < self.agreement * self.own.sharpness:
+            return target
+        return _misled(target, own) if float(own[1]) < self.runner_up * self.own.sharpness else own
+
+
+def _misled(target: npt.NDArray[np.float32], own: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The target's law, but for one token that comes first."""
+    favourite, second = np.argsort(own)[:-3:-1]
+    wrong = favourite if favourite != target.argmax() else second
+    misled = target.copy()
+    misled[wrong] = target.max() + np.float32(1)
+    return misled
 
 
 class TableDrafter:
     """Proposes what an `AgreeingLaw` says under the shared noise."""
 
-    def __init__(self, target: TableLaw, agreement: float = 0.8, *, context_length: int = 0) -> None:
+    def __init__(
+        self, target: TableLaw, agreement: float = 0.8, *, runner_up: float = 0.0, context_length: int = 0
+    ) -> None:
         self.name = "table"
         self.context_length = context_length
-        self._law = AgreeingLaw(target, agreement)
+        self._law = AgreeingLaw(target, agreement, runner_up)
 
     def draft(self, jobs: Sequence[DraftJob], abandoned: Abandoned = never) -> list[CandidateTree]:
         return [self._tree(job) for job in jobs]

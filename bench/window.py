@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=400, help="tokens per answer")
     parser.add_argument("--window", type=int, default=4, help="blocks in flight when drafting ahead")
     parser.add_argument("--fan-out", type=int, default=3, help="blocks more for each in flight, of one contestant")
-    parser.add_argument("--fan-out-window", type=int, default=3, help="blocks in flight of that contestant")
     parser.add_argument(
         "--runner-up", type=float, default=0.59, help="share of errors whose correction is the drafter's runner-up"
     )
@@ -132,7 +131,7 @@ def _configs(options: argparse.Namespace) -> dict[str, SchedulerConfig]:
         "ahead": replace(config, draft_length=5, window=options.window),
     }
     if options.fan_out:
-        configs["fan_out"] = replace(configs["ahead"], window=options.fan_out_window, fan_out=options.fan_out)
+        configs["fan_out"] = replace(configs["ahead"], fan_out=options.fan_out)
     if options.goodput:
         configs["goodput"] = replace(config, policy=Policy.GOODPUT, draft_length=5, max_draft_length=5, max_window=8)
     return configs

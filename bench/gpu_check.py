@@ -137,7 +137,7 @@ def run(findings: Findings, sizes: Sizes, device: str, dtype: torch.dtype, accep
     check_draws(findings, reference.stock[:VERIFY])
     check_repeats(findings, best, prompts[:2], sizes.tokens)
     for name, runner in runners.items():
-        check_answers(findings, runner, name, prompts[:4], sizes.tokens, reference.noise)
+        check_answers(findings, runner, name, prompts[:4], sizes.tokens, reference.near_tie)
     for name, runner in runners.items():
         time_forwards(findings, runner, name, sizes)
     drafter = ModelDrafter(build_runner(draft, name="draft", kv_memory=sizes.kv_memory // 4, exact=False))

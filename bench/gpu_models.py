@@ -66,9 +66,9 @@ def build_model(shape: Shape, device: str, dtype: torch.dtype, seed: int) -> Any
 
 
 @contextmanager
-def stock(model: Any) -> Iterator[Any]:
+def stock(model: Any, implementation: str = "sdpa") -> Iterator[Any]:
     """Within this context the model attends as transformers does."""
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(implementation)
     try:
         yield model
     finally:
@@ -76,9 +76,9 @@ def stock(model: Any) -> Iterator[Any]:
 
 
 @torch.inference_mode()
-def stock_full(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+def stock_full(model: Any, token_ids: Sequence[int], implementation: str = "sdpa") -> torch.Tensor:
     """Logits of one uncached forward, float32, [tokens, vocab]."""
-    with stock(model):
+    with stock(model, implementation):
         ids = torch.tensor([list(token_ids)], device=model.device)
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits[0].float()

@@ -111,10 +111,17 @@ def open_work(runner: ModelRunner, index: int, params: SamplingParams) -> Work:
 
 
 def test_a_step_commits_the_same_however_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad sequence ends itself only, and rules that test ratios keep their own way."""
+    """A bad sequence ends itself only, rules that test ratios keep their own way, and so does all if drawing together
+    fails."""
     model = tiny_model("Llama")
     committed: list[list[object]] = []
-    for together in (False, True):
+
+    def fails(batch: Sequence[Rows]) -> list[list[int]]:
+        raise RuntimeError("out of memory")
+
+    for together in (False, True, True):
+        if len(committed) == 2:
+            monkeypatch.setattr(step_module, "draw_together", fails)
         monkeypatch.setattr(step_module, "draws_together", lambda logits, together=together: together)
         runner = Spoilt(model, name="tiny", vocabulary_size=160, context_length=256, kv_blocks=40)
         outcomes = step_module.step(runner, [open_work(runner, *pair) for pair in enumerate(PARAMS)])
@@ -122,4 +129,4 @@ def test_a_step_commits_the_same_however_it_draws(monkeypatch: pytest.MonkeyPatc
         assert isinstance(outcomes[1].result.body, Failure)
         bodies = [outcome.result.body for outcome in outcomes]
         committed.append([body.token_ids for body in bodies if isinstance(body, Committed)])
-    assert committed[0] == committed[1]
+    assert committed[0] == committed[1] == committed[2]

@@ -59,6 +59,10 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Recording:
+        with torch.cuda.device(self._device):
+            return self._capture(run)
+
+    def _capture(self, run: Callable[[], torch.Tensor]) -> Recording:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):  # libraries allocate and choose their kernels on the first calls

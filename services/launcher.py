@@ -131,6 +131,7 @@ class Launcher:
         pool.settle()
         async with self._probe() as probe:
             with _tended(Fleet(deployment, pool, probe, self._output.say, self._start_timeout)):
+                self._output.say(LAUNCHER, f"page at {deployment.base_url.removesuffix('/v1')}/ui")
                 self._output.say(LAUNCHER, f"OpenAI API at {deployment.base_url}")
                 self._output.say(LAUNCHER, f"ready at {deployment.address} after {self._elapsed()}")
                 if session is not None:

@@ -227,7 +227,7 @@ async def test_dead_end_ends_that_request_alone_and_cleanly(script: Script | Non
     drafts = [] if script is None else [_drafter(script)]
     async with GrammarDeployment([table_model()], drafts, quick_config(5)) as system:
         good = asyncio.create_task(system.generate(_request("nested", 1)))
-        with pytest.raises(SequenceFailed, match="failed on this sequence.*the grammar leaves no token"):
+        with pytest.raises(SequenceFailed, match=r"failed on this sequence.*the grammar leaves no token"):
             await system.generate(dead)
         _check("nested", await good)
         await system.idle()

@@ -23,11 +23,17 @@ def shift_verify_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verify judges each candidate by the row of the one before it."""
 
     def shifted(
-        law: Law, candidates: CandidateTree, logits: Tensor, log_length: int, context_length: int, report: Report
+        law: Law,
+        candidates: CandidateTree,
+        logits: Tensor,
+        log_length: int,
+        context_length: int,
+        report: Report,
+        drawn: Sequence[int] | None = None,
     ) -> Decision:
         if len(candidates):
             logits = logits.roll(1, dims=0)
-        return decide(law, candidates, logits, log_length, context_length, report)
+        return decide(law, candidates, logits, log_length, context_length, report, drawn)
 
     monkeypatch.setattr(target_worker.step, "decide", shifted)
 

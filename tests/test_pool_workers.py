@@ -27,7 +27,9 @@ RAY_LIBRARY = "_raylet"
 @pytest.fixture(scope="module", params=["local", "ray"])
 def up(request: pytest.FixtureRequest) -> Iterator[Up]:
     """One deployment for all tests; the last one ends it."""
-    with Up("--pool", request.param, target=f"{TARGET} {DELAY}", draft=f"{DRAFT} {DELAY}", patience=90.0) as running:
+    speculates = {"OUTRIDER_SCHEDULER_POLICY": "fixed"}  # goodput first looks what plain steps take
+    commands = {"target": f"{TARGET} {DELAY}", "draft": f"{DRAFT} {DELAY}"}
+    with Up("--pool", request.param, patience=90.0, **commands, **speculates) as running:
         running.wait_ready()
         yield running
 

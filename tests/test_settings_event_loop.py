@@ -30,11 +30,12 @@ def test_a_process_runs_on_uvloop_and_without_it_all_the_same(monkeypatch: pytes
 
 def test_after_the_start_cycles_are_still_found_and_looked_for_more_seldom() -> None:
     thresholds = gc.get_threshold()
+    gc.set_threshold(700, *thresholds[1:])  # another test may have served in this process
     try:
         garbage.start_is_over()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
-        assert gc.get_threshold()[0] > thresholds[0]
+        assert gc.get_threshold()[0] > 700
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)

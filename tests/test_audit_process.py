@@ -9,8 +9,11 @@ from tools.up import PATIENCE, Up, outrider
 
 
 def test_a_deployment_audits_its_answers_and_shows_what_it_counted() -> None:
-    settings = {"AUDIT_SHARE": "1", "AUDIT_LOG_CONTENT": "true", "POLICY": "fixed"}
-    with Up(**{f"OUTRIDER_SCHEDULER_{name}": value for name, value in settings.items()}) as up:
+    with Up(
+        OUTRIDER_SCHEDULER_AUDIT_SHARE="1",
+        OUTRIDER_SCHEDULER_AUDIT_LOG_CONTENT="true",
+        OUTRIDER_SCHEDULER_POLICY="fixed",
+    ) as up:
         address = up.wait_ready()
         for flags in (("--temperature", "0"), ("--seed", "7"), ("--speculation", "off")):
             done = outrider("generate", "w1 w2 w3", "--max-tokens", "20", "--address", address, *flags)

@@ -117,7 +117,7 @@ def on_a_terminal(*arguments: str, **more: str) -> str:
 
 
 def test_colours_tell_where_tokens_came_from_on_a_terminal_only(up: Up) -> None:
-    arguments = ("generate", "w1 w2", "--address", up.address, "--max-tokens", "40")
+    arguments = ("generate", "w1 w2", "--address", up.address, "--max-tokens", "40", "--speculation", "on")
     shown = on_a_terminal(*arguments)
     legend, text = shown.split("\n", 1)
     for colour, meaning in (("32", "accepted"), ("33", "correction or bonus"), ("36", "plain")):

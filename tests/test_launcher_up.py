@@ -66,7 +66,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(up: Up) -> None:
 
 def test_json_prints_one_object_alone(up: Up) -> None:
     arguments = ("generate", "w1 w2", "--address", up.address, "--max-tokens", "9", "--seed", "7", "--json")
-    first, second = outrider(*arguments), outrider(*arguments, "--speculation", "off")
+    first, second = (outrider(*arguments, "--speculation", mode) for mode in ("on", "off"))
     assert first.returncode == 0, first.stderr
     assert first.stderr == ""
     answer, plain = json.loads(first.stdout), json.loads(second.stdout)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from scheduler.config import Policy
 from scheduler.entries import Admitted, Draft, Dropped, Ended, Entry, FellBack, Placed, Step
 from scheduler.request import GenerationRequest, Tokens
 from specdec.commit import FinishReason
@@ -58,7 +60,7 @@ async def test_the_steps_make_up_the_answer(window: int) -> None:
     assert last.completion_tokens == len(answer.token_ids)
 
 
-async def test_stale_blocks_and_fallbacks_are_told_as_often_as_they_are_counted() -> None:
+async def test_stale_blocks_are_told_as_often_as_they_are_counted() -> None:
     read: list[Entry] = []
     drafter = _drafter(WrongFrom(2, LAW.vocabulary_size))
     config = replace(quick_config(4), window=3)
@@ -68,7 +70,18 @@ async def test_stale_blocks_and_fallbacks_are_told_as_often_as_they_are_counted(
     speculation = answer.finished.speculation
     assert speculation.num_stale_blocks > 0
     assert sum(isinstance(entry, Dropped) for entry in read) == speculation.num_stale_blocks
-    assert sum(isinstance(entry, FellBack) for entry in read) == sum(speculation.fallbacks.values())
+
+
+async def test_fallbacks_are_told_with_their_reasons() -> None:
+    read: list[Entry] = []
+    drafter = _drafter(WrongFrom(0, LAW.vocabulary_size))
+    config = replace(quick_config(4), policy=Policy.THRESHOLD)
+    async with Deployment([TableModel(LAW, delay=0.002)], [drafter], config, readers=[read.append]) as deployment:
+        answer = await deployment.generate(replace(REQUEST, max_tokens=120))
+    assert answer.finished is not None
+    fallbacks = answer.finished.speculation.fallbacks
+    assert fallbacks["low_acceptance"] > 0
+    assert Counter(entry.reason for entry in read if isinstance(entry, FellBack)) == fallbacks
 
 
 async def test_a_failover_tells_its_cause_and_a_cancelled_sequence_its_end() -> None:

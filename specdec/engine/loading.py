@@ -55,11 +55,7 @@ def load(
         torch.set_num_threads(threads)
     name = folder.stem if folder.suffix == ".gguf" else folder.name
     torch_dtype = resolve_dtype(dtype, device)
-    if tensor_parallel > 1:
-        join_ranks(tensor_parallel, device)
-        model = read_parallel(folder, torch_dtype, tensor_parallel).eval()
-    else:
-        model = read_model(folder, torch_dtype).to(device).eval()
+    model = _read(folder, torch_dtype, device, tensor_parallel)
     may_round = drafts and quantization != "none" and can_round(model)
     if quantization == "int4" and not may_round:
         raise ValueError(f"quantization is int4, which needs a drafter in bf16 on a CPU, not {dtype} on {device}")
@@ -82,6 +78,14 @@ def load(
     if isinstance(runner, ParallelRunner) and is_leader():
         runner.lead()
     return runner
+
+
+def _read(folder: Path, dtype: torch.dtype, device: str, tensor_parallel: int) -> Any:
+    """The model on its device, or this rank's part of it."""
+    if tensor_parallel == 1:
+        return read_model(folder, dtype).to(device).eval()
+    join_ranks(tensor_parallel, device)
+    return read_parallel(folder, dtype, tensor_parallel).eval()
 
 
 def check_device(device: str) -> None:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from draft_worker.config import DraftConfig
 from draft_worker.worker import DraftWorker
+from services.telemetry.tracing_start import WorkerTracing
 from services.worker_process import ServeOptions, serve_draft, serve_target
 from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--agreement", type=float, default=0.9, help="acceptance per token")
     parser.add_argument("--runner-up", type=float, default=0.0, help="share of errors with the right token second")
     parser.add_argument("--idle-file", type=Path)
+    parser.add_argument("--otlp-endpoint", help="where spans go; none: nowhere")
     options = parser.parse_args()
     end_with_starter()
     asyncio.run(_target(options) if options.role == "target" else _draft(options))
@@ -73,7 +75,7 @@ async def _target(options: argparse.Namespace) -> None:
     if times:
         times.watch(worker)
     await serve_target(
-        worker, tokenizer_bundle(identity), options.listen, on_ready=say_ready, options=ServeOptions(grace=5.0)
+        worker, tokenizer_bundle(identity), options.listen, on_ready=say_ready, options=_serve_options(options)
     )
 
 
@@ -81,7 +83,16 @@ async def _draft(options: argparse.Namespace) -> None:
     drafter = TimedDrafter(TableDrafter(LAW, options.agreement, runner_up=options.runner_up), options.seconds)
     identity = draft_identity(options.worker_id, words(LAW.vocabulary_size), "table")
     worker = DraftWorker(DraftConfig(options.worker_id, SECRET), drafter, identity)
-    await serve_draft(worker, options.listen, on_ready=say_ready, options=ServeOptions(grace=5.0))
+    await serve_draft(worker, options.listen, on_ready=say_ready, options=_serve_options(options))
+
+
+def _serve_options(options: argparse.Namespace) -> ServeOptions:
+    if options.otlp_endpoint is None:
+        return ServeOptions(grace=5.0)
+    from services.telemetry.tracing import TracingConfig
+
+    config = TracingConfig(options.otlp_endpoint, options.role, options.worker_id)
+    return ServeOptions(grace=5.0, tracing=WorkerTracing.of(config))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ class Recorded:
         with self.calls.answering("", "") as call:
             yield call, replace(REQUEST, traceparent=call.context.traceparent)
             self.calls.end(call, "call", {})
+        self.reader.flush()
 
 
 def _deployment(recorded: Recorded, delay: float = 0.0) -> Deployment:

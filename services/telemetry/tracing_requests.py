@@ -1,7 +1,8 @@
 """Which sequences are recorded: those that were sampled, as they go on, and of the others those that failed or were
 slow, as they end.
 
-For the latter the journal is kept meanwhile: its beginning and its end, so that a long answer fills no memory.
+For the latter the journal is kept meanwhile: its beginning and its end, so that a long answer fills no memory. Spans
+are made from the entries when the event loop has time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from scheduler.entries import Admitted, Ended, Entry
 from services.telemetry.tracing_context import Call, parse
+from services.telemetry.tracing_later import Later
 from services.telemetry.tracing_sequence import CANCELLED, SequenceSpans
 from services.telemetry.tracing_span import SpanSink
 
@@ -41,7 +43,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Recording:
-    """kept None: the sequence is sampled, and its spans are made at once."""
+    """kept None: the sequence is sampled, and its spans are made as it goes on."""
 
     admitted: Admitted
     spans: SequenceSpans
@@ -57,6 +59,7 @@ class RequestTraces:
         self._slow_seconds = slow_seconds
         self._call_of = call_of
         self._recordings: dict[str, _Recording] = {}
+        self._later: Later[tuple[SequenceSpans, Entry]] = Later(self._record)
 
     def __call__(self, entry: Entry) -> None:
         if isinstance(entry, Admitted):
@@ -66,11 +69,15 @@ class RequestTraces:
         if recording is None:
             return
         if recording.kept is None:
-            self._record(recording, entry)
+            self._later.put((recording.spans, entry))
         else:
             recording.kept.add(entry)
         if isinstance(entry, Ended):
             self._end(recording, entry)
+
+    def flush(self) -> None:
+        """Puts all spans that are due."""
+        self._later.flush()
 
     def _begin(self, admitted: Admitted) -> None:
         parent = parse(admitted.traceparent, admitted.tracestate)
@@ -99,8 +106,9 @@ class RequestTraces:
             call.kept = True
         recording.spans.omitted = kept.omitted
         for entry in (*kept.first, *kept.last):
-            self._record(recording, entry)
+            self._later.put((recording.spans, entry))
 
-    def _record(self, recording: _Recording, entry: Entry) -> None:
-        for span in recording.spans.of(entry):
+    def _record(self, due: tuple[SequenceSpans, Entry]) -> None:
+        spans, entry = due
+        for span in spans.of(entry):
             self._sink.put(span)

@@ -34,6 +34,7 @@ class SchedulerTracing:
         return cls(tracing, calls, RequestTraces(tracing, config.slow_seconds, calls.of), TracingInterceptor(calls))
 
     async def close(self) -> None:
+        self.reader.flush()
         await asyncio.to_thread(self.tracing.close)
 
 

@@ -1,8 +1,9 @@
 """The audit: a share of the finished answers is decoded again without speculation and compared token by token.
 
 Under `invariant` an answer is a function of request, seed and target model only, so any difference is a fault, unless
-the token won by less than the numeric noise of the deployment: a *near-tie*. It runs while a target has nothing else to
-do, and stops as soon as it has. The replay shares no KV with what was served, or a wrong row would repeat itself.
+the token won by no more than the numeric noise that the target measured when it loaded its model: a *near-tie*. It runs
+while a target has nothing else to do, and stops as soon as it has. The replay shares no KV with what was served, or a
+wrong row would repeat itself.
 """
 
 from __future__ import annotations
@@ -29,20 +30,19 @@ from specdec import digest
 from specdec.commit import FinishReason
 from specdec.log import Log
 from specdec.messages import Identity
-from specdec.params import AcceptRule, StopConditions
+from specdec.params import AcceptRule, SamplingParams, StopConditions
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditConfig:
-    """share: of finished `invariant` answers, 0 is off. noise: a token that won by less is a near-tie, in logits when
-    greedy, in log p + g else; 0 where a row of logits does not depend on its batch. queue: answers that may wait.
-    poll: seconds between looks for an idle target. timeout: seconds without progress that end a replay. log_content:
-    token ids go into the log too."""
+    """share: of finished `invariant` answers, 0 is off. noise: by how much the gap of two logits of a row may move with
+    its batch; None: what the targets measured. queue: answers that may wait. poll: seconds between looks for an idle
+    target. timeout: seconds without progress that end a replay. log_content: token ids go into the log too."""
 
     share: float = 0.01
-    noise: float = 0.0
+    noise: float | None = None
     queue: int = 16
     poll: float = 0.2
     timeout: float = 60.0
@@ -54,8 +54,8 @@ NO_AUDIT = AuditConfig(share=0.0)
 
 @dataclass(frozen=True, slots=True)
 class AuditCase:
-    """One finished answer and all that it depends on. target_worker: where it ended. text_ended: a text-level stop cut
-    it, which a replay cannot see, so it is compared up to there."""
+    """One finished answer and all that it depends on. target_worker: where it ended. numeric_noise: as that one
+    measured it. text_ended: a text-level stop cut it, which a replay cannot see, so it is compared up to there."""
 
     sequence_id: str
     request: GenerationRequest
@@ -63,6 +63,7 @@ class AuditCase:
     token_ids: tuple[int, ...]
     finished: Finished
     target_worker: str
+    numeric_noise: float = 0.0
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -93,7 +94,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """plain_token_ids: what the replay decoded, up to the difference. audited_on: the target worker that did."""
+    """plain_token_ids: what the replay decoded, up to the difference. audited_on: the target worker that did. noise:
+    the margin up to which it had been a near-tie."""
 
     case: AuditCase
     difference: Difference
@@ -128,6 +130,19 @@ def compare(
     if finish_reason is not case.finish_reason and not case.text_ended:
         return Difference(len(served), None, None, None)
     return None
+
+
+def largest_near_tie(gap_noise: float, sampling: SamplingParams) -> float:
+    """The margin up to which a token may have won by noise alone, where the gap of two logits moves by up to
+    `gap_noise`: a repetition penalty scales logits, and a margin in log p + g is one of logits over the temperature."""
+    scale = max(sampling.repetition_penalty, 1.0 / sampling.repetition_penalty)
+    return gap_noise * scale / (sampling.temperature or 1.0)
+
+
+def is_near_tie(margin: float | None, noise: float) -> bool:
+    """Without noise nothing is one, not even two equal logits: the lowest id wins everywhere. With it a margin may be
+    exactly as large, since both are few rounding steps."""
+    return margin is not None and noise > 0.0 and margin <= noise
 
 
 class Auditor:
@@ -172,7 +187,7 @@ class Auditor:
         stop: StopConditions,
         token_ids: tuple[int, ...],
         finished: Finished,
-        target_worker: str,
+        target: Worker,
     ) -> None:
         """A finished answer; it may be chosen."""
         if self._task is None or not token_ids or request.sampling.accept_rule is not AcceptRule.INVARIANT:
@@ -182,7 +197,8 @@ class Auditor:
         if len(self._waiting) >= self._config.queue:
             self._count("dropped")
             return
-        self._waiting.append(AuditCase(sequence_id, request, stop, token_ids, finished, target_worker))
+        noise = _noise_of(target)
+        self._waiting.append(AuditCase(sequence_id, request, stop, token_ids, finished, target.name, noise))
         self._arrived.set()
 
     def make_way(self, target: Worker) -> None:
@@ -264,12 +280,18 @@ class Auditor:
             self._count("failed")
             _log.warning("sequence %s could not be audited on %s: %s", case.sequence_id, target.name, error)
             return
+        noise = self._noise(case, target)
         if difference is None:
             self._count("equal")
-        elif difference.margin is not None and difference.margin < self._config.noise:
+        elif is_near_tie(difference.margin, noise):
             self._count("near_tie")
         else:
-            await self._report(Mismatch(case, difference, tuple(plain), target.name, self._config.noise))
+            await self._report(Mismatch(case, difference, tuple(plain), target.name, noise))
+
+    def _noise(self, case: AuditCase, target: Worker) -> float:
+        """For this answer, replayed on `target`: the noise of either may have decided a token."""
+        measured = max(case.numeric_noise, _noise_of(target))
+        return largest_near_tie(measured if self._config.noise is None else self._config.noise, case.request.sampling)
 
     def _plain_run(self, case: AuditCase, target: Worker) -> PlainRun:
         if target.identity is None:
@@ -311,6 +333,10 @@ def describe(mismatch: Mismatch) -> str:
         f"seed {case.request.sampling.seed}, temperature {case.request.sampling.temperature:g}, "
         f"margin {margin}, noise {mismatch.noise:g}"
     )
+
+
+def _noise_of(target: Worker) -> float:
+    return target.identity.numeric_noise if target.identity else 0.0
 
 
 def root_of(identity: Identity, secret: bytes, salt: str = "") -> bytes:

@@ -184,10 +184,9 @@ class Scheduler:
     def _audit(self, driver: Driver, event: Event) -> None:
         if isinstance(event, Started) and driver.target is not None:
             self._auditor.make_way(driver.target)
-        elif isinstance(event, Finished):
+        elif isinstance(event, Finished) and driver.target is not None:
             answer = tuple(driver.log.since(driver.prompt_length))
-            name = driver.target.name if driver.target else ""
-            self._auditor.consider(driver.sequence_id, driver.request, driver.stop, answer, event, name)
+            self._auditor.consider(driver.sequence_id, driver.request, driver.stop, answer, event, driver.target)
 
     def _lost(self, worker: Worker) -> None:
         self._counters.add(metrics.LOST_STREAMS, 1, worker.role.value)

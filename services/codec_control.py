@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider.v1 import control_service_pb2 as pb
@@ -48,6 +49,7 @@ def encode_identity(identity: Identity) -> pb.WorkerIdentity:
         drafter=identity.drafter,
         device=identity.device,
         dtype=identity.dtype,
+        numeric_noise=identity.numeric_noise,
     )
 
 
@@ -55,6 +57,8 @@ def decode_identity(message: pb.WorkerIdentity) -> Identity:
     """Raises InvalidMessage."""
     if not message.worker_id:
         raise InvalidMessage("identity.worker_id", "is missing")
+    if not 0 <= message.numeric_noise < math.inf:
+        raise InvalidMessage("identity.numeric_noise", f"is {message.numeric_noise}, must be finite and at least 0")
     return Identity(
         worker_id=message.worker_id,
         role=codec.decode_role(message.role, "identity.role"),
@@ -68,6 +72,7 @@ def decode_identity(message: pb.WorkerIdentity) -> Identity:
         drafter=message.drafter,
         device=message.device,
         dtype=message.dtype,
+        numeric_noise=message.numeric_noise,
     )
 
 

@@ -95,6 +95,7 @@ class TakingTurns:
         self.context_length = model.context_length
         self.device = model.device
         self.dtype = model.dtype
+        self.numeric_noise = model.numeric_noise
 
     def open(self, sequence_id: str, log: Log) -> int:
         return self._model.open(sequence_id, log)

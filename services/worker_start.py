@@ -129,6 +129,7 @@ def model_identity(worker_id: str, role: Role, name: str, model: LanguageModel, 
         version=__version__,
         device=model.device,
         dtype=model.dtype,
+        numeric_noise=model.numeric_noise,
     )
 
 

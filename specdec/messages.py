@@ -242,7 +242,9 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is. vocabulary_size 0: a drafter without a model, which fits every target."""
+    """Who a worker is. vocabulary_size 0: a drafter without a model, which fits every target. numeric_noise: of a
+    target, measured when it loaded its model: by how much the gap between two logits may move with what is computed
+    beside them."""
 
     worker_id: str
     role: Role
@@ -256,6 +258,7 @@ class Identity:
     drafter: str = ""
     device: str = "cpu"
     dtype: str = ""
+    numeric_noise: float = 0.0
 
     @property
     def drafter_label(self) -> str:

@@ -223,7 +223,7 @@ def test_settings_reach_the_audit() -> None:
     settings = load(SchedulerSettings, None, flags).settings
 
     assert settings.audit_config() == AuditConfig(share=0.5, noise=0.25, log_content=True)
-    assert load(SchedulerSettings).settings.audit_config() == AuditConfig(share=0.01, noise=0.0)
+    assert load(SchedulerSettings).settings.audit_config() == AuditConfig(share=0.01, noise=None)
 
 
 @pytest.mark.parametrize("words", [((64,),), ((1,), (2, 64)), ((),), ((1,),) * 513])

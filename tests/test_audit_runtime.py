@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from scheduler import counters as names
-from scheduler.audit import NO_AUDIT, AuditCase, AuditConfig, Difference, Sink, compare, ignore
+from scheduler.audit import (
+    NO_AUDIT,
+    AuditCase,
+    AuditConfig,
+    Difference,
+    Sink,
+    compare,
+    ignore,
+    is_near_tie,
+    largest_near_tie,
+)
 from scheduler.request import Finished, GenerationRequest, SpeculationSummary
 from scheduler.scheduler import Scheduler
 from services.metrics import role_metrics
@@ -27,7 +37,7 @@ from tools.deployment import Deployment, DraftSpec, quick_config
 from tools.exposition import by_label, samples, value
 from tools.identities import draft_identity
 from tools.network import Endpoint, Network
-from tools.planted import Found, StaleKvModel, shift_verify_rows
+from tools.planted import BatchNoiseModel, Found, StaleKvModel, forbid_the_winner, shift_verify_rows
 from tools.process import SECRET
 from tools.real_system import patient_config, real_runner
 from tools.recorder import MemoryRecorder
@@ -152,6 +162,72 @@ async def test_a_difference_below_the_noise_is_a_near_tie(monkeypatch: pytest.Mo
     assert outcomes == {"near_tie": 1}
     assert found.mismatches == []
     assert value(metrics, names.AUDIT_MISMATCHES) == 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+async def test_measured_noise_tells_a_near_tie_from_a_fault(
+    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In logits, as the target measures it: the margin at the difference is one of log p + g, or of logits that a
+    penalty has scaled."""
+
+    async def outcome(numeric_noise: float, audit: AuditConfig = EVERY) -> str:
+        metrics, model = role_metrics("scheduler"), TableModel(LAW)
+        model.numeric_noise = numeric_noise
+        async with deployment(metrics, model, audit, found) as system:
+            await system.generate(GenerationRequest((1, 2, 3), sampling, max_tokens=12))
+            (what,) = (await audited(metrics, 1)).keys()
+        return what
+
+    found = Found()
+    forbid_the_winner(monkeypatch, position=8)
+    assert await outcome(0.0) == "mismatch"
+    margin = found.mismatches[0].difference.margin
+    assert margin
+    logits = margin * (sampling.temperature or 1.0) / sampling.repetition_penalty
+
+    assert await outcome(logits * 0.999) == "mismatch"  # the difference is just above the noise
+    assert found.mismatches[1].noise == pytest.approx(margin * 0.999)
+    assert await outcome(logits * 1.001) == "near_tie"
+    assert await outcome(logits * 1.001, replace(EVERY, noise=0.0)) == "mismatch"  # a noise that is set holds
+    assert await outcome(0.0, replace(EVERY, noise=logits * 1.001)) == "near_tie"
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_it_is_silent_over_honest_answers_of_a_target_with_noise(told: bool) -> None:
+    """Which would be mismatches, if the target had not told of it."""
+    metrics = role_metrics("scheduler")
+    model = BatchNoiseModel(LAW, amount=0.05)
+    if not told:
+        model.numeric_noise = 0.0
+    requests = [replace(r, sampling=replace(r.sampling, top_p=1.0)) for r in mixed(40)]
+    async with deployment(metrics, model) as system:
+        await asyncio.gather(*(system.generate(request) for request in requests))
+        outcomes = await audited(metrics, 40)
+
+    assert outcomes["equal"] > 20
+    assert outcomes.keys() - {"equal"} == {"near_tie" if told else "mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("margin", "noise", "near"),
+    [(0.5, 0.4, False), (0.5, 0.5, True), (0.5, 0.6, True), (0.0, 0.0, False), (0.0, 0.1, True), (None, 9.0, False)],
+)
+def test_a_near_tie_is_won_by_no_more_than_the_noise(margin: float | None, noise: float, near: bool) -> None:
+    assert is_near_tie(margin, noise) is near
+
+
+@pytest.mark.parametrize(
+    ("sampling", "largest"),
+    [
+        (GREEDY, 0.5),
+        (replace(GREEDY, temperature=0.25), 2.0),
+        (replace(GREEDY, repetition_penalty=2.0), 1.0),
+        (replace(GREEDY, temperature=2.0, repetition_penalty=0.5), 0.5),
+    ],
+)
+def test_noise_of_logits_is_turned_into_that_of_margins(sampling: SamplingParams, largest: float) -> None:
+    assert largest_near_tie(0.5, sampling) == largest
 
 
 async def test_it_waits_until_the_target_is_idle() -> None:

@@ -183,6 +183,7 @@ identities = st.builds(
     drafter=text,
     device=text,
     dtype=text,
+    numeric_noise=st.floats(0, 1e6),
 )
 loads = st.builds(Load, u32, u64, u64, u64, u64, u32, u64, u64, u64)
 

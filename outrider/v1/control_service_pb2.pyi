@@ -115,6 +115,7 @@ class WorkerIdentity(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    NUMERIC_NOISE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _types_pb2.WorkerRole.ValueType
     model_name: _builtins.str
@@ -131,6 +132,10 @@ class WorkerIdentity(_message.Message):
     """"ngram", "model", ... for a draft worker."""
     device: _builtins.str
     dtype: _builtins.str
+    numeric_noise: _builtins.float
+    """Of a target, measured when it loaded its model: by how much the gap between two logits of a row may move with what is
+    computed beside it. 0: no bit of a row depends on that, or it was not measured.
+    """
     def __init__(
         self,
         *,
@@ -146,10 +151,11 @@ class WorkerIdentity(_message.Message):
         drafter: _builtins.str = ...,
         device: _builtins.str = ...,
         dtype: _builtins.str = ...,
+        numeric_noise: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "drafter", b"drafter", "dtype", b"dtype", "model_name", b"model_name", "protocol_version", b"protocol_version", "role", b"role", "version", b"version", "vocabulary_run_digests", b"vocabulary_run_digests", "vocabulary_sha256", b"vocabulary_sha256", "vocabulary_size", b"vocabulary_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "drafter", b"drafter", "dtype", b"dtype", "model_name", b"model_name", "numeric_noise", b"numeric_noise", "protocol_version", b"protocol_version", "role", b"role", "version", b"version", "vocabulary_run_digests", b"vocabulary_run_digests", "vocabulary_sha256", b"vocabulary_sha256", "vocabulary_size", b"vocabulary_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,8 +93,11 @@ class SchedulerSettings(ServingSettings):
     audit_share: float = Field(
         0.01, ge=0, le=1, description="Share of finished answers that is decoded again plainly when idle, to compare."
     )
-    audit_noise: float = Field(
-        0.0, ge=0, le=100, description="Numeric noise of the targets: a token that won by less is a near-tie."
+    audit_noise: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="By how much the gap of two logits may move with the batch; none: what targets measured.",
     )
     audit_dir: Path | None = Field(
         None, description="Folder for what the audit found, prompts included, to replay; none: not kept."

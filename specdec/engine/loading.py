@@ -71,7 +71,7 @@ def load(
         exact=not drafts,
     )
     if self_test:
-        run_self_test(runner)
+        runner.numeric_noise = run_self_test(runner)
     if may_round and round_linears(model):  # after the test, which compares forwards of few and of many rows
         pack_linears(model)
         runner.dtype = "int4"

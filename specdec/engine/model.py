@@ -39,6 +39,9 @@ class LanguageModel(Protocol):
     context_length: int
     device: str
     dtype: str
+    numeric_noise: float
+    """By how much the gap between two logits of a row may move with what shares its forward; 0: no bit of a row depends
+    on that."""
 
     def open(self, sequence_id: str, log: Log) -> int:
         """Starts a sequence over `log`, which the caller goes on appending to. Returns tokens found in the prefix

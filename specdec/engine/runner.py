@@ -95,6 +95,7 @@ class ModelRunner:
         self.device = str(model.device)
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.exact = exact
+        self.numeric_noise = 0.0
         self._attend = attention.IMPLEMENTATIONS[implementation]
         self._pool = BlockPool(kv_blocks, page_size)
         shape = KvShape.of(model.config.get_text_config(), model.dtype, ranks_of(model))

@@ -2,7 +2,7 @@
 
 Two parts. *Structure*: the model's class with few small random layers must agree with its stock forward in fp32, and
 every attention layer must call us exactly once. *Weights*: the real model must agree with its stock forward wherever
-that is sure, and a row's logits must not depend on the rows beside it.
+that is sure, and a row's logits must not depend on the rows beside it. How far they do is measured and told.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from specdec.engine import attention
 from specdec.engine.errors import ModelRefused
 from specdec.engine.model import Segment
+from specdec.engine.numeric_noise import numeric_noise
 from specdec.engine.parallel import whole
 from specdec.engine.runner import ModelRunner
 from specdec.engine.tiny_config import TINY_VOCABULARY, tiny_config
@@ -55,11 +56,12 @@ class _Refusal(Exception):
     """Why, in words that follow the model's name."""
 
 
-def self_test(runner: ModelRunner) -> None:
-    """Raises `ModelRefused`, naming the model and the reason. The runner's sequences must all be closed."""
+def self_test(runner: ModelRunner) -> float:
+    """The numeric noise of a target's logits (see `numeric_noise`); 0 for a drafter, of whom nobody asks. Raises
+    `ModelRefused`, naming the model and the reason. The runner's sequences must all be closed."""
     try:
         check_structure(runner.model)
-        check_weights(runner)
+        return check_weights(runner)
     except _Refusal as refusal:
         raise ModelRefused(
             f"{runner.name} ({type(runner.model).__name__}) cannot be served right: {refusal}; use another model"
@@ -165,16 +167,27 @@ def _with_stock(runner: ModelRunner, rows: Sequence[ProbeRow]) -> list[tuple[Pro
     return [(row, found[row.token_ids]) for row in rows]
 
 
-def check_weights(runner: ModelRunner) -> None:
-    """Raises `_Refusal` unless the real model agrees with its stock forward and its rows mind no neighbours."""
+def check_weights(runner: ModelRunner) -> float:
+    """Raises `_Refusal` unless the real model agrees with its stock forward and its rows mind no neighbours. Returns
+    the numeric noise."""
     generator = torch.Generator().manual_seed(0)
     pattern = torch.randint(0, runner.vocabulary_size, (PROBE_LENGTH // 3 + 1,), generator=generator).tolist()
     probe = (pattern * 3)[:PROBE_LENGTH]  # repeated, so that the model is sure of something
     rows = _guarded(lambda: list(_probe(runner, probe)))
     for row, stock in _with_stock(runner, rows):
         _compare(row.logits, stock, torch.finfo(runner.model.dtype).eps)
-    if runner.exact:
-        _check_neighbours(runner, probe)
+    if not runner.exact:
+        return 0.0
+    _check_neighbours(runner, probe)
+    noise: float = _guarded(lambda: numeric_noise(runner, probe))
+    if not math.isfinite(noise):
+        raise _Refusal("its logits are not finite")
+    if noise > 0:
+        log.warning(
+            "%s: the gap of two logits moves by up to %.2g with what is computed beside them: the audit takes what was "
+            "won by less for a near-tie", runner.name, noise,
+        )  # fmt: skip
+    return noise
 
 
 def _compare(logits: torch.Tensor, stock: torch.Tensor, rounding: float) -> None:

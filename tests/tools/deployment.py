@@ -159,6 +159,7 @@ class Deployment(SystemUnderTest):
     def new_target_worker(self, model: TableModel, worker_id: str) -> TargetWorker:
         """A started target worker that ends with the deployment."""
         identity = target_identity(worker_id, model.vocabulary_size, model.context_length, model.name)
+        identity = replace(identity, numeric_noise=model.numeric_noise)
         worker = TargetWorker(replace(self._target_config, worker_id=worker_id), model, identity)
         self._workers.append(worker)
         worker.start()

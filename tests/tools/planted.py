@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from torch import Tensor
 
 import target_worker.step
@@ -14,7 +15,7 @@ from specdec.candidates import CandidateTree
 from specdec.engine.model import Segment
 from specdec.law import Law
 from specdec.params import Report
-from target_worker.decide import Decision, decide
+from target_worker.decide import Decision, decide, row_paths
 from tools.table_law import TableLaw
 from tools.table_model import TableModel
 
@@ -36,6 +37,42 @@ def shift_verify_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return decide(law, candidates, logits, log_length, context_length, report, drawn)
 
     monkeypatch.setattr(target_worker.step, "decide", shifted)
+
+
+def forbid_the_winner(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    """In a verify the token at `position` of the log is the one that came second."""
+
+    def forbidden(
+        law: Law,
+        candidates: CandidateTree,
+        logits: Tensor,
+        log_length: int,
+        context_length: int,
+        report: Report,
+        drawn: Sequence[int] | None = None,
+    ) -> Decision:
+        if len(candidates):
+            logits = logits.clone()
+            for row, path in enumerate(row_paths(candidates)):
+                if log_length + len(path) == position:
+                    logits[row, law.draw(logits[row : row + 1], [path])] = -torch.inf
+        return decide(law, candidates, logits, log_length, context_length, report, drawn)
+
+    monkeypatch.setattr(target_worker.step, "decide", forbidden)
+
+
+class BatchNoiseModel(TableModel):
+    """A target on which every logit depends a little on how many rows share the forward: by less than `amount`."""
+
+    def __init__(self, law: TableLaw, amount: float) -> None:
+        super().__init__(law)
+        self.amount = amount
+        self.numeric_noise = 2 * amount
+
+    def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
+        rows = sum(len(segment.token_ids) for segment in segments)
+        shift = torch.arange(self.vocabulary_size) * 0.618 + rows * 0.414  # looks like noise, and is the same each time
+        return [logits + self.amount * (2 * (shift % 1.0) - 1.0) for logits in super().forward(segments)]
 
 
 class StaleKvModel(TableModel):

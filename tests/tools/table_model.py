@@ -69,6 +69,7 @@ class TableModel:
         self.context_length = context_length
         self.device = "cpu"
         self.dtype = "float32"
+        self.numeric_noise = 0.0
         self.faults = list(faults)
         self.delay = delay
         self.gate = threading.Event()

@@ -1,0 +1,74 @@
+"""How far logits depend on what is computed beside them is measured at load, and told with the model's identity."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.worker_start import model_identity
+from specdec.engine.model import Segment
+from specdec.engine.self_test import self_test
+from specdec.log import Log
+from specdec.messages import Role
+from specdec.vocabulary import VocabularyDigest
+from tools.engine import draw_tokens, feed, tiny_model, tiny_runner
+from tools.identities import tokenizer_json, words
+
+
+class BatchScale(torch.nn.Module):
+    """The rows of a forward weigh a little on each other, less than what a model is refused for."""
+
+    def __init__(self, amount: float) -> None:
+        super().__init__()
+        self.amount = amount
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(rows) * (1.0 + self.amount * rows.abs().mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_on_a_cpu_no_bit_depends_on_neighbours(dtype: torch.dtype) -> None:
+    assert self_test(tiny_runner(tiny_model("Llama", dtype))) == 0.0
+
+
+def test_two_ways_to_attend_are_seen() -> None:
+    """Over block tables a tree takes its whole forward to the other one, so a row's bits depend on that."""
+    assert self_test(tiny_runner(tiny_model("Llama"), attention="varlen_reference")) > 0.0
+
+
+@pytest.mark.parametrize("amount", [1e-5, 1e-6])
+def test_it_is_at_least_what_other_neighbours_do_to_a_gap(amount: float) -> None:
+    """And, however little that is, not below what the dtype rounds."""
+    model = tiny_model("Llama")
+    runner = tiny_runner(model)
+    model.model.layers[1].mlp.act_fn = BatchScale(amount)
+    noise = self_test(runner)
+
+    runner.open("alone", Log(b""))
+    runner.open("beside", Log(b""))
+    runner.open("neighbour", Log(b""))
+    rows = tuple(draw_tokens(6, seed=3))
+    alone = feed(runner, "alone", rows)
+    assert runner.reserve("beside", 6)
+    assert runner.reserve("neighbour", 40)
+    beside, _ = runner.forward([Segment("beside", rows, None, 6), Segment("neighbour", (7,) * 40)])
+    moved = alone - beside
+    spread = (moved.max(dim=-1).values - moved.min(dim=-1).values).max().item()
+    assert spread <= noise
+    assert spread > 0 or amount < 1e-5
+    assert noise >= 2 * torch.finfo(torch.float32).eps * alone.abs().max().item()
+
+
+def test_a_drafter_is_not_measured() -> None:
+    model = tiny_model("Llama")
+    runner = tiny_runner(model)
+    runner.exact = False
+    model.model.layers[1].mlp.act_fn = BatchScale(1e-5)
+    assert self_test(runner) == 0.0
+
+
+def test_schedulers_are_told() -> None:
+    runner = tiny_runner(tiny_model("Llama"))
+    runner.numeric_noise = 0.125
+    digest = VocabularyDigest.of(tokenizer_json(words(64)))
+    assert model_identity("t", Role.TARGET, "tiny", runner, digest).numeric_noise == 0.125

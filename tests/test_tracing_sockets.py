@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -42,11 +43,17 @@ EVERY_SPAN = {
     "draft.block",
 }
 EVERY_SERVICE = {"outrider-client", "outrider-scheduler", "outrider-draft", "outrider-target"}
+ROUND_ATTRIBUTES = {f"spec_decode.{name}" for name in ("draft_length", "accepted", "mode", "epoch", "draft_worker")}
 QUICK = ExportLimits(interval=0.02)
 
 
+_first_tokens = itertools.count(3)
+
+
 def options(max_tokens: int, timeout: float | None = None) -> GenerateOptions:
-    return {"token_ids": [3, 1, 4, 1, 5], "max_tokens": max_tokens, "seed": 9, "timeout": timeout}
+    """Each prompt is new: one that the target remembers it does not prefill."""
+    prompt = [next(_first_tokens), 1, 4, 1, 5]
+    return {"token_ids": prompt, "max_tokens": max_tokens, "seed": 9, "timeout": timeout}
 
 
 @dataclass
@@ -60,10 +67,15 @@ class Traced:
     traces: int = 0
 
     async def next_trace(self) -> list[ReceivedSpan]:
-        """Of the client's latest call, once spans of every process are there, the sequence's own among them."""
+        """Of the client's latest call, once it has every span; connected, and each span told once."""
         self.traces += 1
-        await until(lambda: bool(self._whole()), "a trace over every process")
-        return self._whole()
+        await until(lambda: bool(self._whole()), "a trace with every span of every process")
+        spans = self._whole()
+        assert not orphans(spans)
+        assert [span.service for span in spans if not span.parent_id] == ["outrider-client"]
+        assert len({span.span_id for span in spans}) == len(spans)
+        assert all(span.began <= span.ended for span in spans)
+        return spans
 
     def _whole(self) -> list[ReceivedSpan]:
         calls = [span for span in self.receiver.named(CALL) if span.service == "outrider-client"]
@@ -71,7 +83,7 @@ class Traced:
             return []
         spans = self.receiver.trace(calls[-1].trace_id)
         names = [span.name for span in spans]
-        whole = "request" in names and names.count(CALL) == 2
+        whole = names.count(CALL) == 2 and set(names) >= EVERY_SPAN
         return spans if whole and {span.service for span in spans} == EVERY_SERVICE else []
 
 
@@ -115,7 +127,6 @@ async def test_a_request_is_one_connected_trace_with_every_span(traced: Traced) 
     answer = await traced.client.complete(**options(40))
     spans = await traced.next_trace()
     assert {span.name for span in spans} == EVERY_SPAN
-    assert not orphans(spans)
     (root,) = [span for span in spans if not span.parent_id]
     call, request = one(spans, CALL), one(spans, "request")
     assert root.service == "outrider-client"
@@ -129,6 +140,10 @@ async def test_a_request_is_one_connected_trace_with_every_span(traced: Traced) 
     assert len(rounds) == speculation.num_drafts > 0
     assert sum(span.attributes["spec_decode.accepted"] for span in rounds) == speculation.num_accepted_tokens  # type: ignore[misc]
     assert {span.attributes["spec_decode.draft_worker"] for span in rounds} <= {"draft-0"}
+    for name in ("spec.draft", "spec.verify", "spec.commit"):
+        assert all(span.attributes.keys() >= ROUND_ATTRIBUTES for span in spans if span.name == name)
+    for name in ("spec.commit", "target.step"):
+        assert sum(span.attributes["spec_decode.tokens"] for span in spans if span.name == name) == 40  # type: ignore[misc]
     assert all(span.error is None for span in spans)
     assert all(root.began <= span.began <= span.ended for span in spans if span.service == "outrider-scheduler")
     assert {span.resource["service.instance.id"] for span in spans if span.service == "outrider-target"} < {
@@ -143,7 +158,6 @@ async def test_a_cancelled_request_is_a_whole_trace_and_no_error(traced: Traced)
             if isinstance(event, Tokens) and event.position > 10:
                 break
     spans = await traced.next_trace()
-    assert not orphans(spans)
     assert one(spans, CALL).attributes["rpc.response.status_code"] == "CANCELLED"
     assert one(spans, CALL, "outrider-client").attributes["rpc.response.status_code"] == "CANCELLED"
     assert one(spans, "request").attributes["gen_ai.response.finish_reasons"] == ("cancelled",)
@@ -154,7 +168,6 @@ async def test_a_deadline_is_an_error_from_client_to_sequence(traced: Traced) ->
     with pytest.raises(DeadlineExceeded):
         await traced.client.complete(**options(400, 0.3))
     spans = await traced.next_trace()
-    assert not orphans(spans)
     for service in ("outrider-client", "outrider-scheduler"):
         assert one(spans, CALL, service).attributes["rpc.response.status_code"] == "DEADLINE_EXCEEDED"
         assert one(spans, CALL, service).error == "DEADLINE_EXCEEDED"
@@ -203,7 +216,6 @@ async def _kill_one(traced: Traced, processes: list[WorkerProcess], attribute: s
 async def test_a_killed_target_worker_is_a_failover_in_a_connected_trace(traced: Traced) -> None:
     killed = await _kill_one(traced, traced.system.targets, "target_worker")
     spans = await traced.next_trace()
-    assert not orphans(spans)
     failover = one(spans, "failover")
     assert failover.attributes["outrider.from_worker"] == killed
     assert failover.attributes["outrider.target_worker"] != killed
@@ -215,7 +227,6 @@ async def test_a_killed_target_worker_is_a_failover_in_a_connected_trace(traced:
 async def test_a_killed_draft_worker_leaves_a_connected_trace(traced: Traced) -> None:
     killed = await _kill_one(traced, traced.system.drafts, "draft_worker")
     spans = await traced.next_trace()
-    assert not orphans(spans)
     request = one(spans, "request")
     assert "fallback" in request.events
     assert request.error is None

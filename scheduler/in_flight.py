@@ -6,6 +6,7 @@ one of the drafter's *fan-out*, which it drafted in case that the target leaves 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specdec.candidates import ROOT, CandidateTree
@@ -25,15 +26,35 @@ class _Block:
     short: bool = False
     fan_out: bool = False
     decided: bool = False
-    path: list[int] = field(init=False)
+    path: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.path = []
-        node = ROOT
-        for i, parent in enumerate(self.candidates.parents):
-            if parent == node:
-                self.path.append(self.candidates.token_ids[i])
-                node = i
+        self.path = self.candidates.token_ids if self.candidates.is_chain else _first_children(self.candidates)
+
+
+def _first_children(candidates: CandidateTree) -> list[int]:
+    path: list[int] = []
+    node = ROOT
+    for i, parent in enumerate(candidates.parents):
+        if parent == node:
+            path.append(candidates.token_ids[i])
+            node = i
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """followed: the log behind the block's base is a path of it. left: some of it lies below the log. left_path: the
+    log went on, but not along its likeliest path, which all later blocks continue. decided: what became of it, told
+    once."""
+
+    followed: bool
+    left: bool
+    left_path: bool
+    decided: tuple[BlockOutcome, ...] = ()
+
+
+_ELSEWHERE = _Fate(False, False, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +67,9 @@ class Outcome:
     fan_out_hits: int = 0
     fan_out_misses: int = 0
     decided: tuple[BlockOutcome, ...] = field(default=(), compare=False)
+
+
+NOTHING = Outcome()
 
 
 class InFlight:
@@ -71,21 +95,24 @@ class InFlight:
 
     def log_grew(self) -> Outcome:
         """Drops blocks that are used up, or that the log grew past on another way."""
-        reached = [block for block in self._blocks if block.base_length <= len(self._log)]
-        beyond = [block for block in self._blocks if block.base_length > len(self._log)]
+        if not self._blocks:
+            return NOTHING
+        length = len(self._log)
+        reached = [block for block in self._blocks if block.base_length <= length]
+        beyond = [block for block in self._blocks if block.base_length > length]
         decided: list[BlockOutcome] = []
         hit: list[_Block] = []
         missed: list[_Block] = []
         kept: list[_Block] = []
         for block in reached:
-            left = self._left(block)
-            decided += self._decided(block)
+            fate = self._fate(block)
+            decided += fate.decided
             if block.waits:
-                (missed if left is None else hit).append(block)
+                (hit if fate.followed else missed).append(block)
                 block.waits = False
-            if left is not None and len(left):
+            if fate.left:
                 kept.append(block)
-            if self._left_path(block):  # what was drafted ahead of here cannot hit
+            if fate.left_path:  # what was drafted ahead of here cannot hit
                 missed += beyond
                 beyond = []
         self._blocks = kept + beyond
@@ -98,26 +125,16 @@ class InFlight:
     def clear(self) -> None:
         self._blocks.clear()
 
-    def _decided(self, block: _Block) -> list[BlockOutcome]:
-        """What became of it, told once. A block on another base says nothing about its candidates."""
-        if block.decided or self._log.place(block.base_length, block.prefix_digest) is not Place.HERE:
-            return []
-        found = outcome(block.candidates, self._log.since(block.base_length))
-        if found is None:
-            return []
-        block.decided = True
-        if found.full and block.short:  # a candidate that is missing gains as little as a wrong one
+    def _fate(self, block: _Block) -> _Fate:
+        """Of a block whose base the log has reached. One on another base says nothing about its candidates."""
+        if self._log.place(block.base_length, block.prefix_digest) is not Place.HERE:
+            return _ELSEWHERE
+        token_ids = self._log.since(block.base_length)
+        found = None if block.decided else outcome(block.candidates, token_ids)
+        block.decided = block.decided or found is not None
+        left = block.candidates.below(token_ids)
+        left_path = any(a != b for a, b in zip(block.path, token_ids, strict=False))
+        if found is not None and found.full and block.short:
+            # A candidate that is missing gains as little as a wrong one.
             found = replace(found, trials=(*found.trials, Trial(None)))
-        return [found]
-
-    def _left(self, block: _Block) -> CandidateTree | None:
-        """What of the block lies below the log; None if the log went another way."""
-        if self._log.place(block.base_length, block.prefix_digest) is not Place.HERE:
-            return None
-        return block.candidates.below(self._log.since(block.base_length))
-
-    def _left_path(self, block: _Block) -> bool:
-        """The log went on from its base, but not along its likeliest path, which all later blocks continue."""
-        if self._log.place(block.base_length, block.prefix_digest) is not Place.HERE:
-            return False
-        return any(a != b for a, b in zip(block.path, self._log.since(block.base_length), strict=False))
+        return _Fate(left is not None, bool(left), left_path, () if found is None else (found,))

@@ -42,16 +42,19 @@ class AnswerText:
     def ends_after(self, token_ids: Sequence[int]) -> int | None:
         """See `Watcher`."""
         for count, token_id in enumerate(token_ids, start=1):
-            self._read(token_id)
+            self._read_one(token_id)
             if self.stop_text is not None:
                 return count
         return None
 
     def add(self, tokens: Tokens) -> TextTokens:
         """The event of tokens that were committed."""
-        self.ends_after(tokens.token_ids[len(self._pieces) :])
         count = len(tokens.token_ids)
-        pieces, self._pieces = tuple(self._pieces[:count]), self._pieces[count:]
+        if self._text_stops.none:
+            pieces = tuple(self._read(tokens.token_ids))
+        else:
+            self.ends_after(tokens.token_ids[len(self._pieces) :])
+            pieces, self._pieces = tuple(self._pieces[:count]), self._pieces[count:]
         self._end, self._digest = tokens.position + count, tokens.prefix_digest
         self._told += pieces
         return TextTokens(
@@ -71,7 +74,17 @@ class AnswerText:
         self._told.append(text)
         return TextTokens(self._index, self._end, (), (), self._digest, text, ()) if text else None
 
-    def _read(self, token_id: int) -> None:
+    def _read(self, token_ids: Sequence[int]) -> list[str]:
+        """All of an event at once, where no text ends the answer. Returns what each token adds."""
+        pieces = [self._detokenizer.push(token_id) for token_id in token_ids]
+        committed = commit(self._length, token_ids, self._stop, self._stop.max_length)
+        self._length += len(token_ids)
+        self._ended = committed.finish_reason is not None
+        if self._ended:
+            pieces[-1] += self._detokenizer.flush()
+        return pieces
+
+    def _read_one(self, token_id: int) -> None:
         piece = self._detokenizer.push(token_id)
         last = commit(self._length, (token_id,), self._stop, self._stop.max_length).finish_reason is not None
         self._length += 1

@@ -25,6 +25,18 @@ class TokenReader:
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self._special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
+        self._bytes: dict[tuple[int, bool], bytes] = {}
+
+    def byte_level(self, token_id: int, skip_special_tokens: bool) -> bytes:
+        """As `read`, where each token is a run of bytes; none for an id that decoding leaves out. Remembered for all
+        streams: most of a text are the same few tokens."""
+        known = self._bytes.get((token_id, skip_special_tokens))
+        if known is None:
+            token = self.read(token_id, skip_special_tokens)
+            known = b"" if token is None else _token_bytes(token)
+            if token is not None:  # so it holds no more than the vocabulary, whatever ids come
+                self._bytes[token_id, skip_special_tokens] = known
+        return known
 
     def read(self, token_id: int, skip_special_tokens: bool) -> str | None:
         """None for an id that decoding leaves out."""
@@ -50,6 +62,8 @@ def detokenizer(
     inner: tokenizers.Tokenizer, decoder: dict[str, Any] | None, reader: TokenReader, skip_special_tokens: bool
 ) -> IncrementalDetokenizer:
     """decoder: that part of the tokenizer.json."""
+    if decoder is None:
+        return _Spaced(reader, skip_special_tokens)
     steps = _steps(decoder)
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return _ByteLevel(reader, skip_special_tokens)
@@ -106,8 +120,7 @@ class _ByteLevel(IncrementalDetokenizer):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        token = self._reader.read(token_id, self._skip_special_tokens)
-        return "" if token is None else self._decoder.decode(_token_bytes(token))
+        return self._decoder.decode(self._reader.byte_level(token_id, self._skip_special_tokens))
 
     def flush(self) -> str:
         text = self._decoder.decode(b"", final=True)
@@ -121,6 +134,26 @@ def _token_bytes(token: str) -> bytes:
         return bytes([BYTE_ALPHABET[character] for character in token])
     except KeyError:
         return token.encode("utf-8", "replace")
+
+
+class _Spaced(IncrementalDetokenizer):
+    """Without a decoder tokens are words, with blanks between them."""
+
+    def __init__(self, reader: TokenReader, skip_special_tokens: bool) -> None:
+        self._reader = reader
+        self._skip_special_tokens = skip_special_tokens
+        self._before = ""
+
+    def push(self, token_id: int) -> str:
+        token = self._reader.read(token_id, self._skip_special_tokens)
+        if token is None:
+            return ""
+        piece = self._before + token
+        self._before = " "
+        return piece
+
+    def flush(self) -> str:
+        return ""
 
 
 Rewrite = Callable[[str], str]

@@ -29,6 +29,11 @@ class TextStops:
         self._recent = ""  # the last characters of the text, as many as may belong to a stop text that is not complete
         self._held = ""  # the end of it that was not told
 
+    @property
+    def none(self) -> bool:
+        """No text ends the answer: all of it may be told at once."""
+        return not self._stops
+
     def push(self, text: str, armed: bool = True) -> Told:
         """The next piece. Not armed: what is complete in it does not end the text (it has fewer than `min_tokens`)."""
         if not self._stops:

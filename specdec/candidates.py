@@ -18,6 +18,9 @@ MAX_CANDIDATES = 256
 """Candidates in one block at most. More could not pay, and it bounds what a worker must hold."""
 
 
+_CHAIN = tuple(range(ROOT, MAX_CANDIDATES))
+"""The parents of a chain that is longer than any block."""
+
 WEIGHT_LIMIT = 2**32
 
 TOKEN_ID_LIMIT = 2**31
@@ -92,7 +95,7 @@ class CandidateTree:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self) - 1))
+        return self.parents == _CHAIN[: len(self.token_ids)]
 
     def children(self, parent: int) -> list[int]:
         """Candidates that follow `parent`, in index order."""
@@ -197,6 +200,8 @@ class CandidateTree:
             raise InvalidCandidates("candidates.confidences must be in [0, 1]")
         if len(self) > MAX_CANDIDATES:
             raise InvalidCandidates(f"candidates: {len(self)} in one block, at most {MAX_CANDIDATES}")
+        if self.is_chain and (not self.token_ids or 0 <= min(self.token_ids) <= max(self.token_ids) < vocabulary_size):
+            return  # most are
         for i, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
             if not 0 <= token_id < vocabulary_size:
                 raise InvalidCandidates(f"candidates.token_ids[{i}] is {token_id}, must be in [0, {vocabulary_size})")

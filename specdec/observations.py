@@ -68,6 +68,8 @@ Observation = Union[Round, PlainStep, BlockOutcome, AheadBlock]
 
 def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome | None:
     """What `token_ids`, the log behind the block's base, say to it; None while they end inside the tree."""
+    if candidates.is_chain:  # most are
+        return _chain_outcome(candidates, token_ids)
     trials: list[Trial] = []
     below = candidates.children_by_parent()
     node = ROOT
@@ -82,3 +84,14 @@ def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome
             return BlockOutcome(tuple(trials))
         node = children[rank]
     return None if node in below else BlockOutcome(tuple(trials), full=True)
+
+
+def _chain_outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome | None:
+    sure = candidates.confidences or (None,) * len(candidates)
+    trials: list[Trial] = []
+    for token_id, candidate, confidence in zip(token_ids, candidates.token_ids, sure, strict=False):
+        right = token_id == candidate
+        trials.append(Trial(0 if right else None, 1, confidence))
+        if not right:
+            return BlockOutcome(tuple(trials))
+    return BlockOutcome(tuple(trials), full=True) if len(trials) == len(candidates) else None

@@ -17,7 +17,7 @@ from scheduler.errors import ModelNotFound, SequenceFailed
 from scheduler.request import GenerationRequest, Tokens
 from services.metrics import documentation, process_metrics, render, role_metrics
 from services.telemetry.metrics import Metrics
-from services.telemetry.metrics_exposition import prometheus_name
+from services.telemetry.metrics_exposition import Exposition, prometheus_name
 from specdec.messages import TargetResult
 from tools.cases import GREEDY, SAMPLED, prompts, total
 from tools.continuations import LawContinuation
@@ -306,3 +306,18 @@ def test_the_process_shows_its_own_metrics() -> None:
     process_metrics().add(names.STALE_BLOCKS)
 
     assert b"outrider_spec_decode_stale_blocks_total" in render()[0]
+
+
+async def test_a_sampled_request_is_the_exemplar_of_its_times_and_an_unsampled_one_is_none() -> None:
+    metrics = role_metrics("scheduler")
+    async with deployment(metrics, None) as system:
+        for trace_id, flag in (("ab" * 16, "01"), ("ef" * 16, "00")):
+            await system.generate(replace(request(max_tokens=3), traceparent=f"00-{trace_id}-{'cd' * 8}-{flag}"))
+    text = Exposition(metrics).render("application/openmetrics-text; version=1.0.0")[0].decode()
+    exemplified = {line.split("{")[0] for line in text.splitlines() if f'trace_id="{"ab" * 16}"' in line}
+
+    assert exemplified == {
+        f"{prometheus_name(metric)}_bucket"
+        for metric in (names.QUEUE_TIME, names.REQUEST_DURATION, names.TIME_TO_FIRST_TOKEN, names.TIME_PER_OUTPUT_TOKEN)
+    }
+    assert "ef" * 16 not in text

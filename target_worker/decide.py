@@ -69,12 +69,30 @@ def decide(
 def _accept(law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Path], log_length: int) -> Accepted:
     rule = law.params.accept_rule
     if rule is not AcceptRule.INVARIANT:
-        probs = law.probs(logits, paths).cpu()  # the tests of candidates one after the other would wait each time
-        return accept_ratio(rule, candidates, probs, law.params.seed, log_length)
+        probs, bad_rows = _laws(law, logits, paths)
+        # On the CPU, since the tests of candidates one after the other would wait each time.
+        return accept_ratio(rule, candidates, probs.cpu(), law.params.seed, log_length, bad_rows)
     try:
         return accept_invariant(candidates, law.draw(logits, paths))
     except DegenerateLogits:
         return _accept_as_far_as_possible(law, candidates, logits, paths)
+
+
+def _laws(law: Law, logits: Tensor, paths: Sequence[Path]) -> tuple[Tensor, frozenset[int]]:
+    """The law of each row, [rows, vocab], and which rows have none; another's stands there. Raises DegenerateLogits if
+    the first is one of them."""
+    try:
+        return law.probs(logits, paths), frozenset()
+    except DegenerateLogits:
+        laws = [law.probs(logits[:1], paths[:1])]
+    bad_rows: set[int] = set()
+    for row in range(1, len(paths)):
+        try:
+            laws.append(law.probs(logits[row : row + 1], paths[row : row + 1]))
+        except DegenerateLogits:
+            laws.append(laws[0])
+            bad_rows.add(row)
+    return torch.cat(laws), frozenset(bad_rows)
 
 
 def _accept_as_far_as_possible(law: Law, candidates: CandidateTree, logits: Tensor, paths: Sequence[Path]) -> Accepted:

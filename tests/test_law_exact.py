@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdec import accept
-from specdec.candidates import ROOT, DraftLaw
+from specdec import accept, ratio
+from specdec.candidates import ROOT, CandidateTree, DraftLaw
+from specdec.params import AcceptRule
 from tools.law_exact import ExactCase, ExactLaw
 
 TOLERANCE = 1e-12
@@ -99,6 +101,48 @@ def test_block_of_the_papers_example_accepts_eleven_ninths() -> None:
     assert ExactLaw(block, case).mean_accepted == pytest.approx(11 / 9, abs=TOLERANCE)
     check_rejection(case)
     check_block(case)
+
+
+class Ending(ExactCase):
+    """Behind token 1 the target's row is bad: plain decoding ends there, which is told by a token 0 that is certain."""
+
+    @staticmethod
+    def ends(path: Sequence[int]) -> bool:
+        return 1 in path
+
+    def target_law(self, path: Sequence[int]) -> Tensor:
+        return torch.eye(self.vocabulary_size, dtype=torch.float64)[0] if self.ends(path) else super().target_law(path)
+
+
+def judged_to_the_end(
+    rule: AcceptRule, parents: Sequence[int], token_ids: Tensor, *laws: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the target worker calls, for each draft with the rows that are bad in it."""
+    node, token_id = torch.empty(len(token_ids), dtype=torch.long), torch.empty(len(token_ids), dtype=torch.long)
+    tree = CandidateTree((0,) * len(parents), tuple(parents))
+    bad = torch.stack([(token_ids[:, tree.path(i)] == 1).any(dim=-1) for i in range(len(tree))], dim=-1)
+    for pattern in {tuple(flags) for flags in bad.tolist()}:
+        rows = (bad == torch.tensor(pattern)).all(dim=-1)
+        bad_rows = [1 + i for i, is_bad in enumerate(pattern) if is_bad]
+        spoiled = [part[rows].clone() for part in laws]
+        spoiled[2][:, bad_rows] = torch.nan
+        node[rows], token_id[rows] = ratio.accept_above(rule, bad_rows, parents, token_ids[rows], *spoiled)
+    return node, token_id.clamp(min=0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "parents"),
+    [(AcceptRule.BLOCK, (-1, 0, 1)), (AcceptRule.REJECTION, (-1, -1, 0))],
+    ids=["block", "rejection of a tree"],
+)
+def test_rows_from_which_nothing_can_be_drawn_end_as_many_answers_as_plainly(
+    rule: AcceptRule, parents: tuple[int, ...]
+) -> None:
+    case = Ending(parents, 3, 4)
+    assert float(case.target_law(())[1]) > 0.05
+    law = ExactLaw(partial(judged_to_the_end, rule), case)
+    assert law.worst_difference() < TOLERANCE
+    assert law.mean_accepted > 0.2
 
 
 @pytest.mark.parametrize("parents", CHAINS, ids=len)

@@ -5,9 +5,10 @@ Decoding trusts nothing: a field that is missing or out of range raises `Invalid
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -27,7 +28,10 @@ from specdec.messages import (
 )
 from specdec.params import StopConditions
 
+log = logging.getLogger(__name__)
+
 MessageT = TypeVar("MessageT", bound=Message)
+Decoded = TypeVar("Decoded")
 
 MAX_SEQUENCE_ID_BYTES = 256
 
@@ -89,12 +93,39 @@ def require(message: Message, field: str, path: str) -> None:
         raise InvalidMessage(f"{path}.{field}", "is missing")
 
 
+def decode_each(
+    messages: Iterable[Any],
+    decode: Callable[[Any], Decoded],
+    stand_in: Callable[[Header, InvalidMessage], Decoded | None],
+) -> list[Decoded]:
+    """Items or results of one message, in order. One that breaks the contract is replaced by its stand-in, if it has
+    one; what does not even name a sequence is dropped."""
+    decoded: list[Decoded] = []
+    for message in messages:
+        try:
+            decoded.append(decode(message))
+        except InvalidMessage as error:
+            header = salvage_header(message.header)
+            if header is None:
+                log.warning("dropped what names no sequence: %s", error)
+            elif (instead := stand_in(header, error)) is not None:
+                decoded.append(instead)
+    return decoded
+
+
 def encode_duration(seconds: float) -> Duration:
     """Nanosecond resolution. Raises ValueError unless finite and within what a Duration holds."""
+    duration = Duration()
+    fill_duration(seconds, duration)
+    return duration
+
+
+def fill_duration(seconds: float, duration: Duration) -> None:
+    """As `encode_duration`, in place."""
     if not math.isfinite(seconds) or abs(seconds) > MAX_DURATION:
         raise ValueError(f"a duration of {seconds} s cannot be sent")
     whole, nanos = divmod(round(abs(seconds) * 1e9), 10**9)
-    return Duration(seconds=whole, nanos=nanos) if seconds >= 0 else Duration(seconds=-whole, nanos=-nanos)
+    duration.seconds, duration.nanos = (whole, nanos) if seconds >= 0 else (-whole, -nanos)
 
 
 def decode_duration(duration: Duration, field: str, *, allow_negative: bool = False) -> float:
@@ -114,7 +145,7 @@ def decode_digest(digest: bytes, field: str) -> bytes:
 
 
 def decode_token_ids(token_ids: Sequence[int], field: str) -> tuple[int, ...]:
-    ids = tuple(token_ids)
+    ids = tuple(token_ids[:])  # a slice is a list, which is faster to read than what protobuf has
     if ids and max(ids) >= TOKEN_ID_LIMIT:
         raise InvalidMessage(field, f"holds {max(ids)}, must be below {TOKEN_ID_LIMIT}")
     return ids
@@ -129,40 +160,43 @@ def decode_epoch(epoch: pb.Epoch) -> Epoch:
 
 
 def encode_header(header: Header) -> pb.ItemHeader:
-    message = pb.ItemHeader(
-        sequence_id=header.sequence_id,
-        epoch=encode_epoch(header.epoch),
-        base_length=header.base_length,
-        prefix_digest=header.prefix_digest,
-    )
+    message = pb.ItemHeader()
+    fill_header(header, message)
+    return message
+
+
+def fill_header(header: Header, message: pb.ItemHeader) -> None:
+    """As `encode_header`, in place: nothing is copied."""
+    message.sequence_id = header.sequence_id
+    message.base_length = header.base_length
+    message.prefix_digest = header.prefix_digest
+    epoch = message.epoch
+    epoch.number, epoch.owner = header.epoch.number, header.epoch.owner
     if header.traceparent or header.tracestate:
         message.trace_context.traceparent = header.traceparent
         message.trace_context.tracestate = header.tracestate
     if header.time_remaining is not None:
-        message.time_remaining.CopyFrom(encode_duration(header.time_remaining))
-    return message
+        message.time_remaining.SetInParent()  # no time left is still a time
+        fill_duration(header.time_remaining, message.time_remaining)
 
 
 def decode_header(header: pb.ItemHeader) -> Header:
     """A negative `time_remaining` is legal: the deadline passed on the way."""
-    if not header.sequence_id:
+    sequence_id = header.sequence_id
+    if not sequence_id:
         raise InvalidMessage("header.sequence_id", "is missing")
-    if len(header.sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
+    if len(sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
         raise InvalidMessage("header.sequence_id", f"has more than {MAX_SEQUENCE_ID_BYTES} bytes")
     require(header, "epoch", "header")
     digest = decode_digest(header.prefix_digest, "header.prefix_digest")
     remaining = None
     if header.HasField("time_remaining"):
         remaining = decode_duration(header.time_remaining, "header.time_remaining", allow_negative=True)
-    return Header(
-        sequence_id=header.sequence_id,
-        epoch=decode_epoch(header.epoch),
-        base_length=header.base_length,
-        prefix_digest=digest,
-        traceparent=header.trace_context.traceparent,
-        tracestate=header.trace_context.tracestate,
-        time_remaining=remaining,
-    )
+    epoch = decode_epoch(header.epoch)
+    if not header.HasField("trace_context"):
+        return Header(sequence_id, epoch, header.base_length, digest, "", "", remaining)
+    trace = header.trace_context
+    return Header(sequence_id, epoch, header.base_length, digest, trace.traceparent, trace.tracestate, remaining)
 
 
 def salvage_header(header: pb.ItemHeader) -> Header | None:
@@ -175,15 +209,25 @@ def salvage_header(header: pb.ItemHeader) -> Header | None:
 
 
 def encode_candidates(tree: CandidateTree, confidences: bool = False) -> pb.CandidateTree:
+    message = pb.CandidateTree()
+    fill_candidates(tree, message, confidences)
+    return message
+
+
+def fill_candidates(tree: CandidateTree, message: pb.CandidateTree, confidences: bool = False) -> None:
     """confidences: sent too, which only a scheduler has a use for."""
-    laws = [pb.DraftLaw(token_ids=law.token_ids, weights=law.weights) for law in tree.laws]
-    sure = tree.confidences if confidences else ()
-    return pb.CandidateTree(token_ids=tree.token_ids, parents=tree.parents, laws=laws, confidences=sure)
+    message.token_ids.extend(tree.token_ids)
+    message.parents.extend(tree.parents)
+    for law in tree.laws:
+        message.laws.add(token_ids=law.token_ids, weights=law.weights)
+    if confidences:
+        message.confidences.extend(tree.confidences)
 
 
 def decode_candidates(message: pb.CandidateTree, field: str) -> CandidateTree:
     laws = tuple(DraftLaw(tuple(law.token_ids), tuple(law.weights)) for law in message.laws)
-    tree = CandidateTree(tuple(message.token_ids), tuple(message.parents), laws, tuple(message.confidences))
+    # A slice is a list, which is faster to read than what protobuf has.
+    tree = CandidateTree(tuple(message.token_ids[:]), tuple(message.parents[:]), laws, tuple(message.confidences[:]))
     try:
         tree.validate(TOKEN_ID_LIMIT)
         if laws:
@@ -215,12 +259,11 @@ def encode_sources(sources: Iterable[TokenSource]) -> list[pb.TokenSource.ValueT
 
 
 def decode_sources(sources: Sequence[pb.TokenSource.ValueType], field: str) -> tuple[TokenSource, ...]:
-    decoded = []
-    for i, source in enumerate(sources):
-        if source not in _SOURCES_BACK:
-            raise InvalidMessage(f"{field}[{i}]", f"is {source}, which is no source of a token")
-        decoded.append(_SOURCES_BACK[source])
-    return tuple(decoded)
+    try:
+        return tuple([_SOURCES_BACK[source] for source in sources[:]])
+    except KeyError:
+        i, source = next((i, source) for i, source in enumerate(sources) if source not in _SOURCES_BACK)
+        raise InvalidMessage(f"{field}[{i}]", f"is {source}, which is no source of a token") from None
 
 
 def encode_finish_reason(reason: FinishReason | None) -> pb.FinishReason.ValueType:

@@ -5,7 +5,6 @@ Items and results travel in batches. One that breaks the contract is answered al
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from outrider.v1 import draft_service_pb2 as pb
@@ -19,14 +18,13 @@ from specdec.messages import (
     DraftPlan,
     DraftResult,
     Failure,
+    Header,
     NeedTokens,
     Refusal,
     RefusalReason,
     Release,
     Released,
 )
-
-log = logging.getLogger(__name__)
 
 ResultBody = DraftBlock | NeedTokens | Refusal | Failure | Released
 
@@ -36,14 +34,22 @@ ResultBody = DraftBlock | NeedTokens | Refusal | Failure | Released
 
 def encode_item(item: DraftItem) -> pb.DraftItem:
     """Raises ValueError if a number does not fit the wire."""
-    header = codec.encode_header(item.header)
+    message = pb.DraftItem()
+    fill_item(item, message)
+    return message
+
+
+def fill_item(item: DraftItem, message: pb.DraftItem) -> None:
+    """As `encode_item`, in place."""
+    codec.fill_header(item.header, message.header)
     body = item.body
     if isinstance(body, DraftAdvance):
-        advance = pb.DraftAdvance(token_ids=body.token_ids, plan=_encode_plan(body.plan))
-        return pb.DraftItem(header=header, advance=advance)
-    if isinstance(body, DraftOpen):
-        return pb.DraftItem(header=header, open=_encode_open(body))
-    return pb.DraftItem(header=header, release=pb.DraftRelease())
+        message.advance.token_ids.extend(body.token_ids)
+        _fill_plan(body.plan, message.advance.plan)
+    elif isinstance(body, DraftOpen):
+        message.open.CopyFrom(_encode_open(body))
+    else:
+        message.release.SetInParent()
 
 
 def decode_item(item: pb.DraftItem) -> DraftItem:
@@ -63,28 +69,27 @@ def decode_item(item: pb.DraftItem) -> DraftItem:
 
 def decode_items(items: Iterable[pb.DraftItem]) -> tuple[list[DraftItem], list[DraftResult]]:
     """The items that keep the contract, and a refusal for each one that does not."""
-    good: list[DraftItem] = []
     refusals: list[DraftResult] = []
-    for item in items:
-        try:
-            good.append(decode_item(item))
-        except InvalidMessage as error:
-            header = codec.salvage_header(item.header)
-            if header is None:
-                log.warning("dropped an item that names no sequence: %s", error)
-            else:
-                refusals.append(DraftResult(header, Refusal(RefusalReason.INVALID, str(error))))
-    return good, refusals
+
+    def refuse(header: Header, error: InvalidMessage) -> None:
+        refusals.append(DraftResult(header, Refusal(RefusalReason.INVALID, str(error))))
+
+    return codec.decode_each(items, decode_item, refuse), refusals
 
 
 def _encode_plan(plan: DraftPlan) -> pb.DraftPlan:
-    return pb.DraftPlan(
-        draft_length=plan.draft_length,
-        width=plan.width,
-        window=plan.window,
-        min_confidence=plan.min_confidence,
-        fan_out=plan.fan_out,
-    )
+    message = pb.DraftPlan()
+    _fill_plan(plan, message)
+    return message
+
+
+def _fill_plan(plan: DraftPlan, message: pb.DraftPlan) -> None:
+    message.SetInParent()
+    message.draft_length = plan.draft_length
+    message.width = plan.width
+    message.window = plan.window
+    message.min_confidence = plan.min_confidence
+    message.fan_out = plan.fan_out
 
 
 def _decode_plan(plan: pb.DraftPlan, field: str) -> DraftPlan:
@@ -152,17 +157,11 @@ def decode_result(result: pb.DraftResult) -> DraftResult:
 
 def decode_results(results: Sequence[pb.DraftResult]) -> list[DraftResult]:
     """A result that breaks the contract becomes a failure of its sequence: a drafter can waste time, no more."""
-    decoded: list[DraftResult] = []
-    for result in results:
-        try:
-            decoded.append(decode_result(result))
-        except InvalidMessage as error:
-            header = codec.salvage_header(result.header)
-            if header is None:
-                log.warning("dropped a result that names no sequence: %s", error)
-            else:
-                decoded.append(DraftResult(header, Failure(f"the worker sent an invalid result: {error}")))
-    return decoded
+    return codec.decode_each(results, decode_result, _broken)
+
+
+def _broken(header: Header, error: InvalidMessage) -> DraftResult:
+    return DraftResult(header, Failure(f"the worker sent an invalid result: {error}"))
 
 
 def _decode_result_body(result: pb.DraftResult) -> ResultBody:

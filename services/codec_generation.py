@@ -121,7 +121,9 @@ def _decode_message(message: pb.ChatMessage) -> ChatMessage:
 
 def encode_event(event: GatewayEvent) -> pb.GenerateResponse:
     if isinstance(event, TextTokens):
-        return pb.GenerateResponse(tokens=_encode_tokens(event))
+        response = pb.GenerateResponse()
+        _fill_tokens(event, response.tokens)
+        return response
     if isinstance(event, ChoiceStarted):
         return pb.GenerateResponse(
             started=pb.GenerationStarted(
@@ -135,17 +137,17 @@ def encode_event(event: GatewayEvent) -> pb.GenerateResponse:
     return pb.GenerateResponse(finished=_encode_finished(event))
 
 
-def _encode_tokens(event: TextTokens) -> pb.GeneratedTokens:
-    return pb.GeneratedTokens(
-        position=event.position,
-        token_ids=event.token_ids,
-        sources=encode_sources(event.sources),
-        text=event.text,
-        prefix_digest=event.prefix_digest,
-        pieces=event.pieces,
-        index=event.index,
-        logprobs=encode_logprobs(event.logprobs),
-    )
+def _fill_tokens(event: TextTokens, message: pb.GeneratedTokens) -> None:
+    """In place: there is one per round, and nothing is copied."""
+    message.position = event.position
+    message.index = event.index
+    message.text = event.text
+    message.prefix_digest = event.prefix_digest
+    message.token_ids.extend(event.token_ids)
+    message.sources.extend(encode_sources(event.sources))
+    message.pieces.extend(event.pieces)
+    if event.logprobs:
+        message.logprobs.extend(encode_logprobs(event.logprobs))
 
 
 def _encode_finished(event: ChoiceFinished) -> pb.GenerationFinished:

@@ -128,7 +128,9 @@ def encode_logprobs(logprobs: Iterable[TokenLogprobs]) -> list[pb.TokenLogprobs]
 
 def decode_logprobs(messages: Sequence[pb.TokenLogprobs], count: int, field: str) -> tuple[TokenLogprobs, ...]:
     """None or one for each of `count` tokens. Raises InvalidMessage."""
-    if messages and len(messages) != count:
+    if not messages:
+        return ()
+    if len(messages) != count:
         raise InvalidMessage(field, f"has {len(messages)} entries for {count} tokens")
     decoded = tuple(
         TokenLogprobs(token.logprob, tuple((top.token_id, top.logprob) for top in token.top)) for token in messages

@@ -5,7 +5,6 @@ Items and results travel in batches. One that breaks the contract is answered al
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from outrider.v1 import target_service_pb2 as pb
@@ -15,6 +14,7 @@ from specdec.messages import (
     Committed,
     Failure,
     Grant,
+    Header,
     NeedTokens,
     Opened,
     Prefilled,
@@ -29,8 +29,6 @@ from specdec.messages import (
     VerifyBlock,
 )
 
-log = logging.getLogger(__name__)
-
 ResultBody = Opened | Prefilled | Committed | StaleBlock | NeedTokens | Refusal | Failure | Released
 
 
@@ -39,14 +37,22 @@ ResultBody = Opened | Prefilled | Committed | StaleBlock | NeedTokens | Refusal 
 
 def encode_item(item: TargetItem) -> pb.VerifyItem:
     """Raises ValueError if a number does not fit the wire."""
-    header = codec.encode_header(item.header)
+    message = pb.VerifyItem()
+    fill_item(item, message)
+    return message
+
+
+def fill_item(item: TargetItem, message: pb.VerifyItem) -> None:
+    """As `encode_item`, in place."""
+    codec.fill_header(item.header, message.header)
     body = item.body
     if isinstance(body, VerifyBlock):
-        block = pb.VerifyBlock(candidates=codec.encode_candidates(body.candidates), grant=_encode_grant(body.grant))
-        return pb.VerifyItem(header=header, verify=block)
-    if isinstance(body, TargetOpen):
-        return pb.VerifyItem(header=header, open=_encode_open(body))
-    return pb.VerifyItem(header=header, release=pb.TargetRelease())
+        codec.fill_candidates(body.candidates, message.verify.candidates)
+        _fill_grant(body.grant, message.verify.grant)
+    elif isinstance(body, TargetOpen):
+        message.open.CopyFrom(_encode_open(body))
+    else:
+        message.release.SetInParent()
 
 
 def decode_item(item: pb.VerifyItem) -> TargetItem:
@@ -66,22 +72,23 @@ def decode_item(item: pb.VerifyItem) -> TargetItem:
 
 def decode_items(items: Iterable[pb.VerifyItem]) -> tuple[list[TargetItem], list[TargetResult]]:
     """The items that keep the contract, and a refusal for each one that does not."""
-    good: list[TargetItem] = []
     refusals: list[TargetResult] = []
-    for item in items:
-        try:
-            good.append(decode_item(item))
-        except InvalidMessage as error:
-            header = codec.salvage_header(item.header)
-            if header is None:
-                log.warning("dropped an item that names no sequence: %s", error)
-            else:
-                refusals.append(TargetResult(header, Refusal(RefusalReason.INVALID, str(error))))
-    return good, refusals
+
+    def refuse(header: Header, error: InvalidMessage) -> None:
+        refusals.append(TargetResult(header, Refusal(RefusalReason.INVALID, str(error))))
+
+    return codec.decode_each(items, decode_item, refuse), refusals
 
 
 def _encode_grant(grant: Grant) -> pb.Grant:
-    return pb.Grant(until_length=grant.until_length, patience=codec.encode_duration(grant.patience))
+    message = pb.Grant()
+    _fill_grant(grant, message)
+    return message
+
+
+def _fill_grant(grant: Grant, message: pb.Grant) -> None:
+    message.until_length = grant.until_length
+    codec.fill_duration(grant.patience, message.patience)
 
 
 def _decode_grant(grant: pb.Grant, field: str) -> Grant:
@@ -148,17 +155,11 @@ def decode_result(result: pb.VerifyResult) -> TargetResult:
 
 def decode_results(results: Sequence[pb.VerifyResult]) -> list[TargetResult]:
     """A result that breaks the contract becomes a failure of its sequence."""
-    decoded: list[TargetResult] = []
-    for result in results:
-        try:
-            decoded.append(decode_result(result))
-        except InvalidMessage as error:
-            header = codec.salvage_header(result.header)
-            if header is None:
-                log.warning("dropped a result that names no sequence: %s", error)
-            else:
-                decoded.append(TargetResult(header, Failure(f"the worker sent an invalid result: {error}")))
-    return decoded
+    return codec.decode_each(results, decode_result, _broken)
+
+
+def _broken(header: Header, error: InvalidMessage) -> TargetResult:
+    return TargetResult(header, Failure(f"the worker sent an invalid result: {error}"))
 
 
 def _encode_committed(body: Committed) -> pb.Committed:
@@ -190,7 +191,7 @@ def _decode_committed(message: pb.Committed) -> Committed:
         batch_size=message.batch_size,
         repeated_answer=message.repeated_answer,
         logprobs=codec_sampling.decode_logprobs(message.logprobs, len(message.token_ids), "committed.logprobs"),
-        margins=tuple(message.margins),
+        margins=tuple(message.margins[:]),
     )
 
 

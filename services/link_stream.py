@@ -46,10 +46,11 @@ def link_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)  # no slots: Python 3.11 cannot make a generic frozen one
 class LinkCodec(Generic[Item, Result]):
-    """refuse: the result that stands for an item which no message can hold."""
+    """request: a message with repeated `items`; fill puts an item into one of those. refuse: the result that stands
+    for an item which no message can hold."""
 
-    encode: Callable[[Item], Message]
-    make_request: Callable[[list[Any]], Message]
+    request: Callable[..., Any]
+    fill: Callable[[Item, Any], None]
     decode: Callable[[Any], list[Result]]
     refuse: Callable[[Item, str], Result]
 
@@ -153,17 +154,23 @@ class LinkStream(Generic[Item, Result]):
             await self._queued.wait()
             self._queued.clear()
             items, self._queue = self._queue, []
-            for group in split(self._encoded(items), TARGET_MESSAGE_BYTES):
-                await self._call.write(self._codec.make_request(group))
+            for request in self._requests(items):
+                await self._call.write(request)
         await self._call.done_writing()
 
-    def _encoded(self, items: Sequence[Item]) -> Iterator[Message]:
+    def _requests(self, items: Sequence[Item]) -> list[Message]:
+        """All items in one message, unless that would be too large."""
+        request = self._codec.request()
         for item in items:
             try:
-                yield self._codec.encode(item)
+                self._codec.fill(item, request.items.add())
             except ValueError as error:
+                del request.items[-1]
                 log.error("an item cannot be sent: %s", error)
                 self._deliver([self._codec.refuse(item, str(error))])
+        if request.ByteSize() > TARGET_MESSAGE_BYTES:
+            return [self._codec.request(items=group) for group in split(request.items, TARGET_MESSAGE_BYTES)]
+        return [request] if request.items else []
 
     async def _cause(self) -> str:
         code, details = await self._call.code(), await self._call.details()

@@ -146,8 +146,8 @@ class _GrpcLink(Generic[Item, Result]):
 
 class GrpcTargetLink(_GrpcLink[TargetItem, TargetResult]):
     _codec = LinkCodec[TargetItem, TargetResult](
-        encode=codec_target.encode_item,
-        make_request=lambda items: target_pb.VerifyRequest(items=items),
+        request=target_pb.VerifyRequest,
+        fill=codec_target.fill_item,
         decode=lambda response: codec_target.decode_results(response.results),
         refuse=lambda item, why: TargetResult(item.header, Refusal(RefusalReason.INVALID, why)),
     )
@@ -178,8 +178,8 @@ class GrpcTargetLink(_GrpcLink[TargetItem, TargetResult]):
 
 class GrpcDraftLink(_GrpcLink[DraftItem, DraftResult]):
     _codec = LinkCodec[DraftItem, DraftResult](
-        encode=codec_draft.encode_item,
-        make_request=lambda items: draft_pb.DraftRequest(items=items),
+        request=draft_pb.DraftRequest,
+        fill=codec_draft.fill_item,
         decode=lambda response: codec_draft.decode_results(response.results),
         refuse=lambda item, why: DraftResult(item.header, Refusal(RefusalReason.INVALID, why)),
     )

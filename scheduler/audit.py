@@ -30,7 +30,7 @@ from specdec import digest
 from specdec.commit import FinishReason
 from specdec.log import Log
 from specdec.messages import Identity
-from specdec.params import AcceptRule, SamplingParams, StopConditions
+from specdec.params import AcceptRule, Report, SamplingParams, StopConditions
 
 _log = logging.getLogger(__name__)
 
@@ -259,7 +259,8 @@ class Auditor:
             return True
 
     async def _audit(self, case: AuditCase, target: Worker) -> None:
-        run = self._run = self._plain_run(case, target)
+        noise = self._noise(case, target)
+        run = self._run = self._plain_run(case, target, Report(margins=True, noise=noise))
         plain: list[int] = []
         margins: list[float] = []
         difference: Difference | None = None
@@ -280,7 +281,6 @@ class Auditor:
             self._count("failed")
             _log.warning("sequence %s could not be audited on %s: %s", case.sequence_id, target.name, error)
             return
-        noise = self._noise(case, target)
         if difference is None:
             self._count("equal")
         elif is_near_tie(difference.margin, noise):
@@ -293,14 +293,15 @@ class Auditor:
         measured = max(case.numeric_noise, _noise_of(target))
         return largest_near_tie(measured if self._config.noise is None else self._config.noise, case.request.sampling)
 
-    def _plain_run(self, case: AuditCase, target: Worker) -> PlainRun:
+    def _plain_run(self, case: AuditCase, target: Worker, report: Report) -> PlainRun:
         if target.identity is None:
             raise ValueError(f"{target.address} has not said who it is")
         sequence_id, secret = secrets.token_hex(8), self._scheduler.secret
         # A root of its own: no prefix of it is found among the KV of the answers that were served.
         root = root_of(target.identity, secret, salt=f"audit {sequence_id}")
         log = Log(root, case.request.token_ids, secret)
-        return PlainRun(sequence_id, self._scheduler.scheduler_id, target, log, case.request.sampling, case.replay_stop)
+        owner = self._scheduler.scheduler_id
+        return PlainRun(sequence_id, owner, target, log, case.request.sampling, case.replay_stop, report)
 
     async def _report(self, mismatch: Mismatch) -> None:
         self._counters.add(metrics.AUDIT_MISMATCHES)

@@ -23,15 +23,20 @@ class PlainRun:
     """`committed` may be iterated once; closing it releases the sequence on the target."""
 
     def __init__(
-        self, sequence_id: str, owner: str, target: Worker, log: Log, sampling: SamplingParams, stop: StopConditions
+        self,
+        sequence_id: str,
+        owner: str,
+        target: Worker,
+        log: Log,
+        sampling: SamplingParams,
+        stop: StopConditions,
+        report: Report,
     ) -> None:
         self.sequence_id = sequence_id
         self.target = target
         self._epoch = Epoch(1, owner)
         self._log = log
-        self._open = TargetOpen(
-            tuple(log.token_ids), sampling, stop, Grant(stop.max_length), log.root, Report(margins=True)
-        )
+        self._open = TargetOpen(tuple(log.token_ids), sampling, stop, Grant(stop.max_length), log.root, report)
         self._inbox: asyncio.Queue[AnyResult | Interrupted] = asyncio.Queue()
 
     def deliver(self, result: AnyResult) -> None:
@@ -41,7 +46,7 @@ class PlainRun:
         self._inbox.put_nowait(Interrupted())
 
     async def committed(self, timeout: float) -> AsyncGenerator[Committed, None]:
-        """What the target commits, with margins, to the end. Raises Interrupted, and RunFailed, also after
+        """What the target commits, to the end. Raises Interrupted, and RunFailed, also after
         `timeout` seconds without progress."""
         self.target.send(TargetItem(self._header(), self._open))
         try:

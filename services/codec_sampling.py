@@ -101,7 +101,10 @@ def decode_grammar(message: pb.Grammar, field: str) -> Grammar:
 
 def encode_report(report: Report) -> pb.Report:
     return pb.Report(
-        top_logprobs=report.top_logprobs, logprobs_of=LOGPROBS_OF[report.logprobs_of], margins=report.margins
+        top_logprobs=report.top_logprobs,
+        logprobs_of=LOGPROBS_OF[report.logprobs_of],
+        margins=report.margins,
+        noise=report.noise,
     )
 
 
@@ -109,10 +112,13 @@ def decode_report(message: pb.Report, field: str) -> Report:
     """An absent report asks for nothing. Raises InvalidMessage."""
     if message.logprobs_of not in (pb.LOGPROBS_OF_UNSPECIFIED, *LOGPROBS_OF_BACK):
         raise InvalidMessage(f"{field}.logprobs_of", f"is {message.logprobs_of}, which is no law")
+    if not 0 <= message.noise < math.inf:
+        raise InvalidMessage(f"{field}.noise", f"is {message.noise}, must be finite and at least 0")
     return Report(
         message.top_logprobs if message.HasField("top_logprobs") else None,
         LOGPROBS_OF_BACK.get(message.logprobs_of, LogprobsOf.RAW),
         message.margins,
+        message.noise,
     )
 
 

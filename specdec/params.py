@@ -125,11 +125,13 @@ class LogprobsOf(Enum):
 @dataclass(frozen=True, slots=True)
 class Report:
     """What the target tells of each token beside its id. top_logprobs: None tells no logprobs, 0 the token's own only.
-    margins: by how much the token won, to tell a near-tie from a fault."""
+    margins: by how much the token won, to tell a near-tie from a fault. noise: of such a margin; see
+    `specdec.margins`."""
 
     top_logprobs: int | None = None
     logprobs_of: LogprobsOf = LogprobsOf.RAW
     margins: bool = False
+    noise: float = 0.0
 
 
 NO_REPORT = Report()

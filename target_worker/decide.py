@@ -12,6 +12,7 @@ from specdec.accept import Accepted, accept_invariant
 from specdec.candidates import CandidateTree
 from specdec.commit import CommittedTokens, TokenSource, commit
 from specdec.law import Law, Path
+from specdec.margins import margins
 from specdec.messages import TokenLogprobs
 from specdec.params import AcceptRule, LogprobsOf, Report
 from specdec.ratio import accept_ratio
@@ -61,7 +62,7 @@ def decide(
         accepted.nodes[: count - 1],
         accepted.sources[:count],
         told.logprobs(report) if report.top_logprobs is not None else (),
-        told.margins() if report.margins else (),
+        told.margins(report) if report.margins else (),
         at_bad_row=len(accepted.token_ids) == len(accepted.nodes),
     )
 
@@ -142,14 +143,10 @@ class _Told:
             for row, token_id in zip(table, self.token_ids, strict=True)
         )
 
-    def margins(self) -> tuple[float, ...]:
-        """By how much each token won: in logits when greedy, in log p + g else. Under the rules that test ratios a
-        token does not win by a margin; what is told then is that of the shared noise, and means nothing."""
-        scores = self.law.scores(self.logits, self.paths)
-        if self.law.params.temperature > 0.0:
-            scores = torch.log(scores)
-        best = scores.topk(2, dim=-1).values
-        return tuple(float(margin) for margin in best[:, 0] - best[:, 1])
+    def margins(self, report: Report) -> tuple[float, ...]:
+        """By how much each token won. Under the rules that test ratios a token does not win by a margin; what is told
+        then is that of the shared noise, and means nothing."""
+        return tuple(margins(self.law, self.logits, self.paths, self.token_ids, report.noise))
 
 
 def _top(row: Tensor, count: int) -> tuple[tuple[int, float], ...]:

@@ -164,12 +164,16 @@ async def test_a_difference_below_the_noise_is_a_near_tie(monkeypatch: pytest.Mo
     assert value(metrics, names.AUDIT_MISMATCHES) == 0
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, replace(SAMPLED, top_p=1.0), replace(PENALISED, top_p=1.0)],
+    ids=["greedy", "sampled", "penalised"],
+)
 async def test_measured_noise_tells_a_near_tie_from_a_fault(
     sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In logits, as the target measures it: the margin at the difference is one of log p + g, or of logits that a
-    penalty has scaled."""
+    penalty has scaled. Without a filter, at whose edge so much noise would let other tokens in."""
 
     async def outcome(numeric_noise: float, audit: AuditConfig = EVERY) -> str:
         metrics, model = role_metrics("scheduler"), TableModel(LAW)
@@ -200,13 +204,24 @@ async def test_it_is_silent_over_honest_answers_of_a_target_with_noise(told: boo
     model = BatchNoiseModel(LAW, amount=0.05)
     if not told:
         model.numeric_noise = 0.0
-    requests = [replace(r, sampling=replace(r.sampling, top_p=1.0)) for r in mixed(40)]
     async with deployment(metrics, model) as system:
-        await asyncio.gather(*(system.generate(request) for request in requests))
+        await asyncio.gather(*(system.generate(request) for request in mixed(40)))
         outcomes = await audited(metrics, 40)
 
     assert outcomes["equal"] > 20
     assert outcomes.keys() - {"equal"} == {"near_tie" if told else "mismatch"}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_a_fault_is_found_on_a_target_with_noise(
+    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = role_metrics("scheduler")
+    shift_verify_rows(monkeypatch)
+    async with deployment(metrics, BatchNoiseModel(LAW, amount=0.005)) as system:
+        for prompt in prompts(4):
+            await system.generate(GenerationRequest(prompt, sampling, max_tokens=20))
+        assert (await audited(metrics, 4))["mismatch"] >= 3
 
 
 @pytest.mark.parametrize(

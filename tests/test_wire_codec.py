@@ -44,7 +44,7 @@ from specdec.messages import (
     TargetResult,
     VerifyBlock,
 )
-from specdec.params import SamplingParams, StopConditions
+from specdec.params import LogprobsOf, Report, SamplingParams, StopConditions
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -89,6 +89,7 @@ stops = st.builds(
     st.lists(token_id, max_size=5),
 )
 grants = st.builds(Grant, u32, seconds)
+reports = st.builds(Report, st.none() | u32, st.sampled_from(LogprobsOf), st.booleans(), st.floats(0, 1e6))
 plans = st.builds(DraftPlan, u32, st.integers(1, 99), st.integers(1, 99), fan_out=u32)
 refusals = st.builds(Refusal, st.sampled_from(RefusalReason), text, st.none() | epochs)
 failures = st.builds(Failure, text)
@@ -103,7 +104,7 @@ def _opens(draw: st.DrawFn) -> TargetItem | DraftItem:
     header = Header(base.sequence_id, base.epoch, len(ids), base.prefix_digest, base.traceparent)
     law, stop, root = draw(sampling), draw(stops), draw(digest)
     if draw(st.booleans()):
-        return TargetItem(header, TargetOpen(ids, law, stop, draw(grants), root))
+        return TargetItem(header, TargetOpen(ids, law, stop, draw(grants), root, draw(reports)))
     return DraftItem(header, DraftOpen(ids, law, stop, draw(plans), root))
 
 
@@ -232,6 +233,7 @@ def _set(message: object, field: str, value: object) -> None:
         (OPEN, lambda m: _set(m.open.sampling, "temperature", -1), "open.sampling"),
         (OPEN, lambda m: _set(m.open.sampling, "top_p", 0), "open.sampling"),
         (OPEN, lambda m: m.open.ClearField("sampling"), "open.sampling"),
+        (OPEN, lambda m: _set(m.open.report, "noise", math.nan), "open.report.noise"),
         (OPEN, lambda m: m.open.ClearField("stop"), "open.stop"),
         (OPEN, lambda m: m.open.ClearField("grant"), "open.grant"),
         (OPEN, lambda m: _set(m.open.stop, "max_length", 2), "open.stop.max_length"),

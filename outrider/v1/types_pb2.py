@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\"&\n\x05\x45poch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05owner\x18\x02 \x01(\t\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xd5\x01\n\nItemHeader\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x15\n\rprefix_digest\x18\x04 \x01(\x0c\x12\x30\n\rtrace_context\x18\x05 \x01(\x0b\x32\x19.outrider.v1.TraceContext\x12\x31\n\x0etime_remaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\rCandidateTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0f\n\x07parents\x18\x02 \x03(\x05\x12#\n\x04laws\x18\x03 \x03(\x0b\x32\x15.outrider.v1.DraftLaw\x12\x13\n\x0b\x63onfidences\x18\x04 \x03(\x02\".\n\x08\x44raftLaw\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\x93\x03\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\ttypical_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12*\n\nlogit_bias\x18\n \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12-\n\tbad_words\x18\x0b \x03(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12,\n\x0b\x61\x63\x63\x65pt_rule\x18\r \x01(\x0e\x32\x17.outrider.v1.AcceptRule\x12%\n\x07grammar\x18\x0e \x01(\x0b\x32\x14.outrider.v1.Grammar\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8b\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x17.outrider.v1.ChoiceListH\x00\x12\x0e\n\x04lark\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t\"F\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.outrider.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"s\n\x06Report\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x02 \x01(\x0e\x32\x17.outrider.v1.LogprobsOf\x12\x0f\n\x07margins\x18\x03 \x01(\x08\x42\x0f\n\r_top_logprobs\"g\n\x0eStopConditions\x12\x15\n\rprompt_length\x18\x01 \x01(\r\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x12\n\nmin_length\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\"n\n\x07Refusal\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.outrider.v1.RefusalReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12&\n\nheld_epoch\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Epoch\"\x1a\n\x07\x46\x61ilure\x12\x0f\n\x07message\x18\x01 \x01(\t\"!\n\nNeedTokens\x12\x13\n\x0bhave_length\x18\x01 \x01(\r*v\n\nAcceptRule\x12\x1b\n\x17\x41\x43\x43\x45PT_RULE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43\x43\x45PT_RULE_INVARIANT\x10\x01\x12\x19\n\x15\x41\x43\x43\x45PT_RULE_REJECTION\x10\x02\x12\x15\n\x11\x41\x43\x43\x45PT_RULE_BLOCK\x10\x03*Y\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOGPROBS_OF_RAW\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x93\x01\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_SOURCE_ACCEPTED\x10\x01\x12\x1b\n\x17TOKEN_SOURCE_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_SOURCE_BONUS\x10\x03\x12\x16\n\x12TOKEN_SOURCE_PLAIN\x10\x04*X\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_ROLE_TARGET\x10\x01\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x02*\xc4\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14REFUSAL_REASON_EPOCH\x10\x01\x12#\n\x1fREFUSAL_REASON_UNKNOWN_SEQUENCE\x10\x02\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x03\x12\x1b\n\x17REFUSAL_REASON_CAPACITY\x10\x04\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\"&\n\x05\x45poch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05owner\x18\x02 \x01(\t\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xd5\x01\n\nItemHeader\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x15\n\rprefix_digest\x18\x04 \x01(\x0c\x12\x30\n\rtrace_context\x18\x05 \x01(\x0b\x32\x19.outrider.v1.TraceContext\x12\x31\n\x0etime_remaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\rCandidateTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0f\n\x07parents\x18\x02 \x03(\x05\x12#\n\x04laws\x18\x03 \x03(\x0b\x32\x15.outrider.v1.DraftLaw\x12\x13\n\x0b\x63onfidences\x18\x04 \x03(\x02\".\n\x08\x44raftLaw\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\x93\x03\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\ttypical_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12*\n\nlogit_bias\x18\n \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12-\n\tbad_words\x18\x0b \x03(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12,\n\x0b\x61\x63\x63\x65pt_rule\x18\r \x01(\x0e\x32\x17.outrider.v1.AcceptRule\x12%\n\x07grammar\x18\x0e \x01(\x0b\x32\x14.outrider.v1.Grammar\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8b\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x17.outrider.v1.ChoiceListH\x00\x12\x0e\n\x04lark\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t\"F\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.outrider.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x82\x01\n\x06Report\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x02 \x01(\x0e\x32\x17.outrider.v1.LogprobsOf\x12\x0f\n\x07margins\x18\x03 \x01(\x08\x12\r\n\x05noise\x18\x04 \x01(\x01\x42\x0f\n\r_top_logprobs\"g\n\x0eStopConditions\x12\x15\n\rprompt_length\x18\x01 \x01(\r\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x12\n\nmin_length\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\"n\n\x07Refusal\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.outrider.v1.RefusalReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12&\n\nheld_epoch\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Epoch\"\x1a\n\x07\x46\x61ilure\x12\x0f\n\x07message\x18\x01 \x01(\t\"!\n\nNeedTokens\x12\x13\n\x0bhave_length\x18\x01 \x01(\r*v\n\nAcceptRule\x12\x1b\n\x17\x41\x43\x43\x45PT_RULE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43\x43\x45PT_RULE_INVARIANT\x10\x01\x12\x19\n\x15\x41\x43\x43\x45PT_RULE_REJECTION\x10\x02\x12\x15\n\x11\x41\x43\x43\x45PT_RULE_BLOCK\x10\x03*Y\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOGPROBS_OF_RAW\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x93\x01\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_SOURCE_ACCEPTED\x10\x01\x12\x1b\n\x17TOKEN_SOURCE_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_SOURCE_BONUS\x10\x03\x12\x16\n\x12TOKEN_SOURCE_PLAIN\x10\x04*X\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_ROLE_TARGET\x10\x01\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x02*\xc4\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14REFUSAL_REASON_EPOCH\x10\x01\x12#\n\x1fREFUSAL_REASON_UNKNOWN_SEQUENCE\x10\x02\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x03\x12\x1b\n\x17REFUSAL_REASON_CAPACITY\x10\x04\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCEPTRULE']._serialized_start=1720
-  _globals['_ACCEPTRULE']._serialized_end=1838
-  _globals['_LOGPROBSOF']._serialized_start=1840
-  _globals['_LOGPROBSOF']._serialized_end=1929
-  _globals['_FINISHREASON']._serialized_start=1931
-  _globals['_FINISHREASON']._serialized_end=2026
-  _globals['_TOKENSOURCE']._serialized_start=2029
-  _globals['_TOKENSOURCE']._serialized_end=2176
-  _globals['_WORKERROLE']._serialized_start=2178
-  _globals['_WORKERROLE']._serialized_end=2266
-  _globals['_REFUSALREASON']._serialized_start=2269
-  _globals['_REFUSALREASON']._serialized_end=2465
+  _globals['_ACCEPTRULE']._serialized_start=1736
+  _globals['_ACCEPTRULE']._serialized_end=1854
+  _globals['_LOGPROBSOF']._serialized_start=1856
+  _globals['_LOGPROBSOF']._serialized_end=1945
+  _globals['_FINISHREASON']._serialized_start=1947
+  _globals['_FINISHREASON']._serialized_end=2042
+  _globals['_TOKENSOURCE']._serialized_start=2045
+  _globals['_TOKENSOURCE']._serialized_end=2192
+  _globals['_WORKERROLE']._serialized_start=2194
+  _globals['_WORKERROLE']._serialized_end=2282
+  _globals['_REFUSALREASON']._serialized_start=2285
+  _globals['_REFUSALREASON']._serialized_end=2481
   _globals['_EPOCH']._serialized_start=72
   _globals['_EPOCH']._serialized_end=110
   _globals['_TRACECONTEXT']._serialized_start=112
@@ -68,14 +68,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS']._serialized_end=1272
   _globals['_TOPLOGPROB']._serialized_start=1274
   _globals['_TOPLOGPROB']._serialized_end=1321
-  _globals['_REPORT']._serialized_start=1323
-  _globals['_REPORT']._serialized_end=1438
-  _globals['_STOPCONDITIONS']._serialized_start=1440
-  _globals['_STOPCONDITIONS']._serialized_end=1543
-  _globals['_REFUSAL']._serialized_start=1545
-  _globals['_REFUSAL']._serialized_end=1655
-  _globals['_FAILURE']._serialized_start=1657
-  _globals['_FAILURE']._serialized_end=1683
-  _globals['_NEEDTOKENS']._serialized_start=1685
-  _globals['_NEEDTOKENS']._serialized_end=1718
+  _globals['_REPORT']._serialized_start=1324
+  _globals['_REPORT']._serialized_end=1454
+  _globals['_STOPCONDITIONS']._serialized_start=1456
+  _globals['_STOPCONDITIONS']._serialized_end=1559
+  _globals['_REFUSAL']._serialized_start=1561
+  _globals['_REFUSAL']._serialized_end=1671
+  _globals['_FAILURE']._serialized_start=1673
+  _globals['_FAILURE']._serialized_end=1699
+  _globals['_NEEDTOKENS']._serialized_start=1701
+  _globals['_NEEDTOKENS']._serialized_end=1734
 # @@protoc_insertion_point(module_scope)

@@ -559,21 +559,27 @@ class Report(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_OF_FIELD_NUMBER: _builtins.int
     MARGINS_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
     top_logprobs: _builtins.int
     """Absent: no logprobs. 0: the token's own only."""
     logprobs_of: Global___LogprobsOf.ValueType
     margins: _builtins.bool
     """By how much each token won."""
+    noise: _builtins.float
+    """By how much noise may move a margin. A token that it may let into the law counts against the margin; one that it may let
+    out has none.
+    """
     def __init__(
         self,
         *,
         top_logprobs: _builtins.int | None = ...,
         logprobs_of: Global___LogprobsOf.ValueType = ...,
         margins: _builtins.bool = ...,
+        noise: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "logprobs_of", b"logprobs_of", "margins", b"margins", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "logprobs_of", b"logprobs_of", "margins", b"margins", "noise", b"noise", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015

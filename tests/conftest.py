@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tools.lanes import Lanes
 
 SMOLLM2 = "smollm2-135m"
+SLOW_SECONDS = 600
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,10 +39,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the real model is marked so: `-m "not model"` then needs no download."""
+    """Whatever uses the real model is marked so: `-m "not model"` then needs no download. And what is slow has more
+    time than the rest, so that a busy machine fails no test of it."""
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker("model")
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

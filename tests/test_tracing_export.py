@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from services.telemetry.tracing import Tracing, TracingConfig
 from services.telemetry.tracing_context import TraceContext
@@ -102,19 +102,23 @@ async def test_a_collector_that_comes_back_is_used_again(caplog: pytest.LogCaptu
     assert [record.name for record in warnings] == ["services.telemetry.tracing_export"]
 
 
-def test_an_exporter_that_raises_is_left_alone_for_a_while() -> None:
-    class Broken:
-        calls = 0
+class Broken(SpanExporter):
+    def __init__(self) -> None:
+        self.calls = 0
 
-        def export(self, spans: object) -> SpanExportResult:
-            Broken.calls += 1
-            raise OSError("no space left on device")
+    def export(self, spans: object) -> SpanExportResult:
+        self.calls += 1
+        raise OSError("no space left on device")
 
-        def shutdown(self) -> None:
-            pass
 
-    exporter = PatientExporter(Broken(), rest=60.0)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("rest", "calls"), [(60.0, 1), (0.0, 3)])
+def test_an_exporter_that_raises_is_left_alone_for_a_while_and_told_of_once(
+    rest: float, calls: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Broken()
+    exporter = PatientExporter(broken, rest)
     span = ReadableSpan("s")
     assert [exporter.export([span]) for _ in range(3)] == [SpanExportResult.FAILURE] * 3
-    assert Broken.calls == 1
+    assert broken.calls == calls
     assert exporter.dropped == 3
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1

@@ -9,11 +9,14 @@ import pytest
 from scheduler.entries import Admitted, Ended, Entry, Placed
 from scheduler.request import SpeculationSummary
 from services.telemetry import tracing_later
+from services.telemetry.tracing import TracingConfig
 from services.telemetry.tracing_context import new_trace
 from services.telemetry.tracing_later import MAX_WAITING, PART, Later
 from services.telemetry.tracing_requests import RequestTraces
 from services.telemetry.tracing_span import FinishedSpan
+from services.telemetry.tracing_start import SchedulerTracing
 from specdec.commit import FinishReason
+from tools.otlp_receiver import otlp_receiver
 from tools.waiting import until
 
 
@@ -44,6 +47,15 @@ async def test_reading_the_journal_makes_no_span_and_quiet_makes_them_all(ratio:
     assert spans.names == []
     await until(lambda: len(spans.names) == 3, "they are made")
     assert spans.names == ["queue", "failover", "request"]
+
+
+async def test_what_is_put_off_at_the_end_of_a_process_is_sent() -> None:
+    async with otlp_receiver() as receiver:
+        tracing = SchedulerTracing.of(TracingConfig(receiver.endpoint, "scheduler", "s"))
+        for entry in _journal(new_trace(1.0).traceparent):
+            tracing.reader(entry)
+        await tracing.close()
+    assert {span.name for span in receiver.spans} == {"queue", "failover", "request"}
 
 
 async def test_what_waits_is_done_in_parts_between_which_others_run() -> None:

@@ -44,7 +44,7 @@ BENCHES: dict[str, Entry] = {
     "rounds": Entry("overhead per round of scheduler and gRPC, one and 16 sequences; table models", 1),
     "engine": Entry("the engine's forward against the stock model's", 2),
     "acceptance": Entry("acceptance of the three accept rules on the Qwen pair", 5, False),
-    "telemetry": Entry("throughput with telemetry on and off, 32 sequences; table models", 2, False),
+    "telemetry": Entry("throughput and overhead with telemetry on and off; table models", 4, False),
 }
 
 

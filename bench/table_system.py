@@ -41,6 +41,7 @@ class SchedulerProcess:
             addresses[roles[worker.role]].append(worker.address)
         content = {"secret": SECRET.decode(), "grpc_port": 0, "http_port": 0, "audit_share": 0.0, "log_level": "error"}
         self._settings_file.write_text(yaml.safe_dump({"scheduler": {**content, **addresses, **settings}}))
+        self._times_read = 0
         self._num_workers = len(workers)
         self._process: asyncio.subprocess.Process | None = None
         self.client = AsyncClient("unused")
@@ -72,8 +73,17 @@ class SchedulerProcess:
         """Milliseconds of each round so far that was watched: draft to verify, verdict to event."""
         if self._times_file is None:
             return []
-        pairs = [line.split() for line in self._times_file.read_text().splitlines()]
-        return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
+        return _times(self._times_file.read_text())
+
+    def new_round_times(self) -> list[tuple[float, float]]:
+        """As `round_times`, those since it was asked last."""
+        if self._times_file is None:
+            return []
+        with self._times_file.open() as file:
+            file.seek(self._times_read)
+            text = file.read()
+            self._times_read = file.tell()
+        return _times(text)
 
     async def close(self) -> None:
         await self.client.close()
@@ -92,6 +102,11 @@ class SchedulerProcess:
     async def _complete(self) -> bool:
         workers = (await self.client.status()).workers
         return sum(worker.state == "ready" for worker in workers) == self._num_workers
+
+
+def _times(text: str) -> list[tuple[float, float]]:
+    pairs = [line.split() for line in text.splitlines()]
+    return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
 
 
 class TableSystem:

@@ -34,6 +34,8 @@ class Control:
         self._committed_at: float | None = None
         self._was_plain = False
         self._lies_ready = False
+        self._caught_up = False
+        """The drafter had to read what it was not told before, so that this round took longer than others."""
         self._open_end: int | None = None
         """Length of a block that was right throughout, while the one drafted on top of it has not come."""
         self._asked_lengths: deque[int] = deque(maxlen=_PLANS_UNDER_WAY)
@@ -98,6 +100,10 @@ class Control:
         if self._open_end is not None and base_length < len(self._log) and not fan_out:
             self._ahead_block(candidates.below(self._log.since(base_length)) is not None, self._open_end)
 
+    def caught_up(self) -> None:
+        """The drafter had to catch up for the block that came: the round says nothing about how long rounds take."""
+        self._caught_up = True
+
     def nothing_proposed(self) -> None:
         """The drafter had no candidate for the end of the log."""
         if len(self._log) + 1 < self._max_length:
@@ -121,7 +127,8 @@ class Control:
         same_mode = self._committed_at is not None and plain == self._was_plain
         duration = now - (self._committed_at or now) if same_mode else None
         if body.num_draft_tokens:
-            seen = None if plain else duration
+            seen = None if plain or self._caught_up else duration
+            self._caught_up = False
             self._policy.observe(Round(body.draft_length, accepted, body.num_draft_tokens, seen, ahead))
         else:
             self._policy.observe(PlainStep(len(body.token_ids), duration if plain else None))

@@ -16,8 +16,6 @@ from specdec.messages import DraftAdvance, DraftBlock, DraftItem, DraftOpen, Dra
 from specdec.params import StopConditions
 
 _PREFILL_SECONDS_PER_TOKEN = 0.02
-_CATCHES_UP_ABOVE = 64
-"""Tokens told at once that take a drafter noticeably long to prefill."""
 _PATIENCE_FACTOR = 4
 """A draft that takes so many times its usual time is late."""
 
@@ -34,7 +32,7 @@ class _Outstanding:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """The latest request for blocks. prefills: the drafter has to catch up first, so its time says little. ahead: it
-    drafts while the target verifies."""
+    drafts while the target works, on whose hardware it may wait."""
 
     at: float
     prefills: bool
@@ -104,7 +102,7 @@ class Drafting:
         nothing to verify until one comes."""
         if self.worker is None:
             return
-        self._draft_length = plan.draft_length
+        drafted_itself, self._draft_length = self._draft_length, plan.draft_length
         patience = self.patience()
         opening = self._told == 0
         if opening:
@@ -116,8 +114,8 @@ class Drafting:
             base = self._told
             body = DraftAdvance(tuple(self._log.since(base)), plan)
         self.worker.send(DraftItem(header(base), body))
-        catches_up = opening or len(self._log) - base > _CATCHES_UP_ABOVE
-        self._asked = _Asked(now, catches_up, plan.window > 1)
+        catches_up = opening or len(self._log) - base > drafted_itself + 1
+        self._asked = _Asked(now, catches_up, plan.window > 1 or not waits)
         self._told = len(self._log)
         if waits and self._outstanding is None:
             self._outstanding = _Outstanding(now, now + patience, opening)
@@ -127,8 +125,8 @@ class Drafting:
         self._told = min(length, self._told)
         self._settle()
 
-    def arrived(self, now: float, block: DraftBlock) -> None:
-        """The outstanding block is here."""
+    def arrived(self, now: float, block: DraftBlock) -> bool:
+        """The outstanding block is here. True if the drafter had to catch up for it: it took longer than it will."""
         asked, length = self._asked, block.candidates.draft_length
         if asked is not None and self.worker is not None and not asked.prefills and length:
             self.worker.drafter_model.observe_draft(length, block.draft_time, asked.ahead)
@@ -136,8 +134,9 @@ class Drafting:
                 self.worker.drafter_model.observe_link(max(now - asked.at - block.draft_time, 0.0))
         self._asked = None
         if self._outstanding is not None and self.worker is not None and not self._outstanding.opening:
-            self.worker.record_draft(now - self._outstanding.asked_at, self._draft_length)
+            self.worker.record_draft(now - self._outstanding.asked_at, length)
         self._settle()
+        return asked is not None and asked.prefills
 
     def give_up_waiting(self) -> None:
         """The block is late: it may still come, but nobody waits for it."""

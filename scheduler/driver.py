@@ -352,8 +352,8 @@ class Driver:
         if place is Place.STALE or (place is Place.BEYOND and not self._control.may_be_ahead):
             self.tally.stale_block()  # and what was asked for is still due
             return
-        if place is Place.HERE:
-            self._drafting.arrived(now, block)
+        if place is Place.HERE and self._drafting.arrived(now, block):
+            self._control.caught_up()
         target = self._verifying.worker
         vocabulary_size = target.identity.vocabulary_size if target and target.identity else 0
         try:  # a drafter must not end a request: what the target would refuse is not forwarded

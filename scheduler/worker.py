@@ -86,6 +86,7 @@ class Worker:
         _log.warning("draft worker %s is %s", self.name, self.detail)
 
     def record_draft(self, seconds: float, draft_length: int) -> None:
-        """A block of at most `draft_length` candidates on its longest path took `seconds`, link included."""
+        """A block of `draft_length` candidates on its longest path took `seconds`, link included. That may be fewer
+        than were asked for: the next one, of which the drafter is sure, takes longer."""
         time = seconds / max(draft_length, 1)
         self.candidate_time = time if self.candidate_time is None else 0.8 * self.candidate_time + 0.2 * time

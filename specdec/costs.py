@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from specdec.estimates import Curve, Knots, RunningMean
+from specdec.probing import probe_share
 from specdec.rates import DrafterAcceptance
 from specdec.sharing import share
 
@@ -53,6 +54,8 @@ class TargetModel:
         self._allotted: dict[Hashable, int] = {}
         self._asked = 0
         self._knots: Knots | None = None
+        self.busy = 0.0
+        """Seconds of all its steps: the clock that shares of its time are measured on."""
         self._plain_steps = 0
         self._steps_since_plain = 0
         self.ahead_extra = RunningMean()
@@ -77,6 +80,7 @@ class TargetModel:
             self._steps_since_plain = 0
         else:
             self._steps_since_plain += 1
+        self.busy += step.seconds
         self._rows.observe(step.rows)
         self._tokens.observe(step.tokens)
         self._sequences.observe(step.sequences)
@@ -132,7 +136,7 @@ class DrafterModel:
     """T_draft(length, batch) of one draft worker, its link, its acceptance, and how rounds with it really go."""
 
     def __init__(self) -> None:
-        self._curve = Curve(growth=0.5)  # until it is seen: half of the time is per candidate
+        self._curve = Curve(growth=1.0)  # until it is seen: a candidate takes as long as any other
         self._knots: tuple[int, Knots] | None = None
         self._link = RunningMean()
         self.acceptance = DrafterAcceptance()
@@ -144,6 +148,9 @@ class DrafterModel:
         """Speculative ones so far."""
         self.failed_probes = 0
         """In a row, of all its sequences."""
+        self.probe_cost = RunningMean()
+        """Seconds by which the steps of a target were longer for a probe: nothing on hardware of its own."""
+        self._probe_after = 0.0
         self.wait_overhead = RunningMean()
         """Of a stop-and-wait round, besides verify, draft and link; so of the next two."""
         self.hit_overhead = RunningMean()
@@ -183,6 +190,16 @@ class DrafterModel:
         """A round without draft-ahead passed."""
         self.hit_overhead.fade(_RETRY_FADE)
         self.miss_overhead.fade(_RETRY_FADE)
+
+    def may_probe(self, target: TargetModel) -> bool:
+        """Nobody does, and the last one has been paid for."""
+        return self.prober is None and not target.busy < self._probe_after
+
+    def probes(self, member: Hashable, target: TargetModel, length: int) -> None:
+        """`member` asks for `length` candidates while `target` goes on."""
+        self.prober = member
+        cost = max(self.probe_cost.mean, 0.0) if self.probe_cost.count else self.knots()(length)
+        self._probe_after = target.busy + cost / probe_share(self.failed_probes)
 
     def knots(self) -> Knots:
         """Seconds by draft length, in the batch of now."""

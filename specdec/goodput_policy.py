@@ -42,6 +42,8 @@ class GoodputPolicy:
         self._acceptance: Acceptance | None = None
         self._decision = OFF
         self._probing: Probing | None = None
+        self._probe_cost: float | None = None
+        """Seconds so far, of a probe that is under way."""
         self._tokens, self._seconds = RunningMean(0.1), RunningMean(0.1)
         """Of its own rounds."""
         self._explained: deque[Explained] = deque(maxlen=_EXPLANATIONS)
@@ -72,8 +74,8 @@ class GoodputPolicy:
         explained = choose(inputs, self._decision)
         if explained.decision == OFF:
             return self._take(self._off(self._drafter, explained))
-        decision = self._take(explained)
-        return self._doubting(inputs, self._drafter, self._varied(self._drafter, decision))
+        decision = self._doubting(explained, self._drafter, self._varied(self._drafter, explained.decision))
+        return self._take(replace(explained, decision=decision), explained.decision)
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, BlockOutcome):
@@ -138,11 +140,12 @@ class GoodputPolicy:
         """Off, or a probe if one is due and no other sequence is probing."""
         if self._probing is None:
             self._probing = Probing(drafter.failed_probes)
-        if not self._probing.due or drafter.prober is not None:
+        if not self._probing.due or not (self._probing.urgent or drafter.may_probe(self._target)):
             return explained
-        drafter.prober = self
         self._probing.started()
+        self._probe_cost = 0.0
         length = min(probe_length(drafter.knots(), self._target.seconds(1)), self._limits.max_draft_length)
+        drafter.probes(self, self._target, length)
         return replace(explained, decision=Decision(length, probe=True), note="probe")
 
     def _varied(self, drafter: DrafterModel, decision: Decision) -> Decision:
@@ -150,22 +153,25 @@ class GoodputPolicy:
             return decision
         return replace(decision, draft_length=(decision.draft_length + 1) // 2)
 
-    def _doubting(self, inputs: Inputs, drafter: DrafterModel, decision: Decision) -> Decision:
+    def _doubting(self, explained: Explained, drafter: DrafterModel, decision: Decision) -> Decision:
         """A drafter that knows how sure it is may go on farther where it is sure, and stops where it doubts."""
-        certainty = drafter.acceptance.certainty
+        certainty, inputs = drafter.acceptance.certainty, explained.inputs
         if not certainty.known or decision.window > 1:
             return decision
         # At the rate that is really reached: the expected one is that of the candidates it is sure of.
-        rate = self._tokens.mean / max(self._seconds.mean, 1e-6) if self._seconds.count else 0.0
-        rate += inputs.other_tokens / inputs.verify(inputs.other_rows + 1)
+        rate = explained.goodput
+        if self._seconds.count:
+            rate = self._tokens.mean / max(self._seconds.mean, 1e-6)
+            rate += inputs.other_tokens / inputs.verify(inputs.other_rows + 1)
         worth = rate * price_of_one_more(inputs, decision) / max(inputs.acceptance[decision.draft_length - 1], 0.05)
         longest = min(decision.draft_length + _GOES_FARTHER, inputs.max_draft_length)
         return replace(decision, draft_length=longest, min_confidence=certainty.threshold(worth))
 
-    def _take(self, explained: Explained) -> Decision:
+    def _take(self, explained: Explained, usual: Decision | None = None) -> Decision:
+        """usual: what pays on the average, where the drafter may go on farther."""
         decision = explained.decision
         self._explained.append(explained)
-        self._decision = OFF if decision.probe else decision
+        self._decision = OFF if decision.probe else usual or decision
         if self._drafter is not None:
             if self._decision.off:
                 self._drafter.active.discard(self)
@@ -204,6 +210,7 @@ class GoodputPolicy:
         drafter.failed_probes = probing.failures
 
     def _round(self, round_: Round) -> None:
+        self._probe_paid()
         if self._drafter is None or round_.duration is None or self._decision.off:
             return
         drafter, verify = self._drafter, self._target.knots()
@@ -227,16 +234,28 @@ class GoodputPolicy:
             drafter.miss_overhead.observe(round_.duration - whole)
 
     def _plain(self, step: PlainStep) -> None:
+        if step.duration is not None and self._target.known:
+            others = self._target.others(1, 1)[0] if self._target.shared else 0.0
+            seconds = self._target.seconds(others + 1)
+            if self._probe_cost is None:
+                self._target.plain_overhead.observe(step.duration - seconds)
+            else:
+                self._probe_cost += step.duration - seconds - self._target.plain_overhead.mean
         if self._probing is not None:
             waiting = self._probing.waiting
             self._probing.passed(step.tokens)
             if waiting and not self._probing.waiting and self._drafter is not None:
                 self._drafter.leave(self)
-        if step.duration is not None and self._target.known:
-            others = self._target.others(1, 1)[0] if self._target.shared else 0.0
-            self._target.plain_overhead.observe(step.duration - self._target.seconds(others + 1))
+        self._probe_paid()
         if self._drafter is not None and step.duration is not None:
             self._drafter.fade_waiting()
+
+    def _probe_paid(self) -> None:
+        """After a step: if what became of the probe is known, all that it cost is too."""
+        if self._probe_cost is not None and not (self._probing and self._probing.waiting):
+            if self._drafter is not None:
+                self._drafter.probe_cost.observe(self._probe_cost)
+            self._probe_cost = None
 
 
 def _reach(acceptance: Sequence[float]) -> list[float]:

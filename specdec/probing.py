@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 SHORTEST = 8
 LONGEST = 16
-_PATIENT_FOR = 16
-"""So many probes are made LONGEST apart, so that a text which drafts well again is soon noticed; if all fail, it is not
-the text, and the wait grows on."""
-_LONGEST_EVER = 512
 _LENGTH = 4
 _COST_SHARE = 0.5
+_SHARES = ((8, 0.04), (32, 0.02), (128, 0.01), (512, 0.005))
+"""Of the time of a target, what probes of a drafter may take while fewer than so many have failed in a row: at first it
+may be the text, which changes, and then it is the drafter."""
+_LEAST_SHARE = 0.0025
 
 
 def probe_length(draft: Callable[[int], float], plain: float) -> int:
@@ -19,14 +19,21 @@ def probe_length(draft: Callable[[int], float], plain: float) -> int:
     return next((n for n in range(_LENGTH, 1, -1) if draft(n) <= _COST_SHARE * plain), 1)
 
 
+def probe_share(failures: int) -> float:
+    """Share of a target's time for the probes of a drafter of which so many failed in a row."""
+    return next((share for below, share in _SHARES if failures < below), _LEAST_SHARE)
+
+
 class Probing:
-    """Single probes with exponential back-off, counted in plain tokens. failures: in a row, those of earlier sequences
-    of the same drafter included."""
+    """Single probes, counted in plain tokens. failures: in a row, those of earlier sequences of the same drafter
+    included."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
         self._left = self._interval
         self._unanswered: int | None = None
+        self.urgent = False
+        """The latest one said that it may pay again: the next one is made at once."""
 
     @property
     def due(self) -> bool:
@@ -39,6 +46,7 @@ class Probing:
 
     def started(self) -> None:
         self._unanswered = 0
+        self.urgent = False
 
     def passed(self, tokens: int) -> None:
         """Plain tokens were decoded. A probe that stays unanswered for long has failed."""
@@ -50,10 +58,10 @@ class Probing:
             self.failed()
 
     def promising(self) -> None:
-        """The probe said that it may pay again: the next one is made at once."""
         self._unanswered = None
         self.failures = 0
         self._left = 0
+        self.urgent = True
 
     def failed(self) -> None:
         """Nothing to gain."""
@@ -63,6 +71,4 @@ class Probing:
 
     @property
     def _interval(self) -> int:
-        if self.failures <= _PATIENT_FOR:
-            return min(SHORTEST << min(self.failures, 8), LONGEST)
-        return min(LONGEST << min((self.failures - _PATIENT_FOR + 1) // 2, 8), _LONGEST_EVER)
+        return LONGEST if self.failures else SHORTEST

@@ -8,13 +8,21 @@ from collections.abc import Sequence
 from specdec.estimates import RunningMean
 from specdec.observations import BlockOutcome, Trial
 
-_FIRST_GUESS = 0.7
+LEVELS = (0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 0.98)
+"""Chances of acceptance that a text is thought to have."""
+_FIRST_GUESS = (0.04, 0.04, 0.06, 0.08, 0.12, 0.16, 0.18, 0.16, 0.11, 0.05)
+"""How likely each is with a drafter that nothing is known of: mostly it has been chosen because it is good."""
+_FIRST_GUESS_TRIALS = 5.0
+_CHANGES = 1 / 32
+"""How likely the text changes from one trial to the next; then it may be anything that the drafter has met."""
+_UNHEARD_OF = 0.05
+"""Share of what may be that the drafter has never met."""
 _LOWEST, _HIGHEST = 0.002, 0.99
 _TRIALS_FOR_CERTAINTY = 20
-_SHIFT = 2.0
-"""Change of the log odds that is looked for."""
-_CERTAIN = 5.0
-"""Log likelihood ratio above which the text counts as changed."""
+_BINS = 16
+"""Of confidences."""
+_MEMORY = 0.995
+"""Of what a drafter has met, per trial."""
 
 
 class Rate:
@@ -40,7 +48,7 @@ class DrafterAcceptance:
     """What all sequences of one drafter had: the prior of the next one."""
 
     def __init__(self) -> None:
-        self._all = Rate(0.98)
+        self._met = [_FIRST_GUESS_TRIALS * share for share in _FIRST_GUESS]
         self._depths: list[tuple[Rate, RunningMean]] = []
         self._rescue = Rate(0.99)
         self._ahead = Rate(0.95)
@@ -48,8 +56,10 @@ class DrafterAcceptance:
         self.certainty = Certainty()
 
     @property
-    def rate(self) -> float:
-        return self._all.shrunk(_FIRST_GUESS, 2)
+    def levels(self) -> list[float]:
+        """How likely each of LEVELS is for a text that nothing is known of."""
+        scale, floor = (1 - _UNHEARD_OF) / sum(self._met), _UNHEARD_OF / len(LEVELS)
+        return [scale * met + floor for met in self._met]
 
     @property
     def rescue(self) -> float:
@@ -65,13 +75,14 @@ class DrafterAcceptance:
         self._ahead.observe(hit)
         self._ahead_expected = 0.95 * self._ahead_expected + expected
 
-    def observe(self, trials: Sequence[Trial], rate: float) -> None:
+    def observe(self, trials: Sequence[Trial], rate: float, levels: Sequence[float]) -> None:
         """rate: the mean over the depths that was expected of this sequence, so that a depth which is tried most when
-        all goes badly does not look hard for that."""
+        all goes badly does not look hard for that. levels: how likely each is for it by now."""
+        keep, count = _MEMORY ** len(trials), len(trials)
+        self._met = [keep * met + count * level for met, level in zip(self._met, levels, strict=True)]
         for depth, trial in enumerate(trials):
             if depth == len(self._depths):
                 self._depths.append((Rate(0.99), RunningMean(0.01)))
-            self._all.observe(trial.rank == 0)
             self._depths[depth][0].observe(trial.rank == 0)
             self._depths[depth][1].observe(rate)
             if trial.confidence is not None:
@@ -89,11 +100,13 @@ class DrafterAcceptance:
 
 class Certainty:
     """What a drafter's confidences mean: a candidate of confidence c is accepted with probability about c to the power
-    of `exponent`, and so is a path of the product of theirs."""
+    of `exponent`, and so is a path of the product of theirs. The exponent is the one under which as many candidates
+    would have been accepted as were."""
 
     def __init__(self) -> None:
-        self._accepted = Rate(0.99)
-        self._log_confidence = RunningMean(0.02)
+        self._accepted = Rate(_MEMORY)
+        self._seen = [0.0] * _BINS
+        self._exponent: float | None = 1.0
 
     @property
     def known(self) -> bool:
@@ -101,80 +114,69 @@ class Certainty:
 
     @property
     def exponent(self) -> float:
-        accepted = min(max(self._accepted.shrunk(0.8, 2), 0.05), 0.98)
-        return min(max(math.log(accepted) / min(self._log_confidence.mean, -1e-3), 0.25), 4.0)
+        if self._exponent is None:
+            self._exponent = self._fitted()
+        return self._exponent
 
     def observe(self, confidence: float, accepted: bool) -> None:
         self._accepted.observe(accepted)
-        self._log_confidence.observe(math.log(max(confidence, _LOWEST)))
+        self._seen = [_MEMORY * seen for seen in self._seen]
+        self._seen[min(int(confidence * _BINS), _BINS - 1)] += 1
+        self._exponent = None
 
     def threshold(self, chance: float) -> float:
         """The confidence that means a chance of acceptance of `chance`."""
         return math.pow(min(max(chance, 0.0), 1.0), 1 / self.exponent)
 
-
-class _Change:
-    """Whether the trials of late fit another rate much better than the one expected: Page's cumulative sum test, for
-    one direction. `since` holds the trials since the change would have begun."""
-
-    def __init__(self, shift: float) -> None:
-        self._shift = shift
-        self._evidence = 0.0
-        self.since = Rate(1.0)
-
-    def observe(self, success: bool, expected: float) -> bool:
-        """True if it is certain enough."""
-        other = _odds_to_rate(_log_odds(expected) + self._shift)
-        self._evidence += math.log(other / expected) if success else math.log((1 - other) / (1 - expected))
-        if self._evidence <= 0:
-            self._evidence, self.since = 0.0, Rate(1.0)
-            return False
-        self.since.observe(success)
-        return self._evidence > _CERTAIN
+    def _fitted(self) -> float:
+        accepted = self._accepted.successes
+        low, high = 0.25, 4.0
+        for _ in range(6):
+            middle = (low + high) / 2
+            expected = sum(seen * math.pow(centre, middle) for seen, centre in zip(self._seen, _CENTRES, strict=True))
+            low, high = (middle, high) if expected > accepted else (low, middle)
+        return (low + high) / 2
 
 
 class Acceptance:
-    """Of one sequence. It forgets slowly, so that noise does little; where the text changes for certain, it forgets all
-    that was before."""
+    """Of one sequence: how likely each of LEVELS is, given its trials and that the text changes now and then (the
+    forward algorithm of a hidden Markov model). So noise does little, and a few trials that fit nothing but a change
+    are taken for one."""
 
     def __init__(self, drafter: DrafterAcceptance) -> None:
         self._drafter = drafter
-        self._all = Rate(0.97)
-        self._depths: list[Rate] = []
-        self._prior_strength = 4.0
-        self._changes = (_Change(-_SHIFT), _Change(_SHIFT))
-
-    @property
-    def rate(self) -> float:
-        return self._all.shrunk(self._drafter.rate, self._prior_strength)
+        self._levels = drafter.levels
+        self.rate = _mean(self._levels)
+        """Mean over the depths."""
 
     def observe(self, outcome: BlockOutcome) -> None:
-        self._drafter.observe(outcome.trials, self.rate)
-        for depth, trial in enumerate(outcome.trials):
-            first = trial.rank == 0
-            expected = min(max(self.rate, 0.03), 0.97)
-            self._all.observe(first)
-            if depth == len(self._depths):
-                self._depths.append(Rate(0.9))
-            self._depths[depth].observe(first)
-            changed = [change for change in self._changes if change.observe(first, expected)]
-            if changed:
-                self._begin_again(changed[0].since)
-
-    def _begin_again(self, since: Rate) -> None:
-        self._all.successes, self._all.trials = since.successes, since.trials
-        self._depths = [Rate(0.9) for _ in self._depths]
-        self._prior_strength = 0.5  # what the drafter did elsewhere is no guide to what begins here
-        self._changes = (_Change(-_SHIFT), _Change(_SHIFT))
+        expected, anything = self.rate, self._drafter.levels
+        for trial in outcome.trials:
+            seen = LEVELS if trial.rank == 0 else _MISSES
+            levels = [
+                ((1 - _CHANGES) * level + _CHANGES * other) * chance
+                for level, other, chance in zip(self._levels, anything, seen, strict=True)
+            ]
+            total = sum(levels)
+            self._levels = [level / total for level in levels]
+        self.rate = _mean(self._levels)
+        self._drafter.observe(outcome.trials, expected, self._levels)
 
     def by_depth(self, count: int) -> tuple[float, ...]:
         base = _log_odds(self.rate)
         rates = []
         for depth in range(count):
             expected = _odds_to_rate(base + self._drafter.log_odds_offset(depth))
-            seen = self._depths[depth].shrunk(expected, 12) if depth < len(self._depths) else expected
-            rates.append(min(max(seen, _LOWEST), _HIGHEST))
+            rates.append(min(max(expected, _LOWEST), _HIGHEST))
         return tuple(rates)
+
+
+_CENTRES = tuple((i + 0.5) / _BINS for i in range(_BINS))
+_MISSES = tuple(1 - level for level in LEVELS)
+
+
+def _mean(levels: Sequence[float]) -> float:
+    return sum(level * chance for level, chance in zip(LEVELS, levels, strict=True))
 
 
 def _log_odds(rate: float) -> float:

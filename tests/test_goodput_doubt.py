@@ -20,9 +20,10 @@ def _decision(confidence: float | None = None, max_draft_time: float = 1.0, dura
         target.observe(TargetStep(VERIFY, 17, 10))
         for length in (1, 4, 16):
             drafter.observe_draft(length, PER_CANDIDATE * length)
-    for _ in range(30):
+    for i in range(30):
+        right = 6 + i % 7
         policy.decide()
-        policy.observe(BlockOutcome((*[Trial(0, 1, confidence)] * 9, Trial(None, 1, confidence))))
+        policy.observe(BlockOutcome((*[Trial(0, 1, confidence)] * right, Trial(None, 1, confidence))))
         policy.observe(Round(10, 9, 10, duration))
     return policy.decide()
 

@@ -10,7 +10,7 @@ from specdec.candidates import CandidateTree
 from specdec.costs import DrafterModel, TargetModel, TargetStep
 from specdec.estimates import Curve, RunningMean
 from specdec.observations import BlockOutcome, Trial, outcome
-from specdec.probing import LONGEST, Probing, probe_length
+from specdec.probing import LONGEST, SHORTEST, Probing, probe_length
 from specdec.rates import Acceptance, DrafterAcceptance
 
 
@@ -96,7 +96,7 @@ def test_a_change_is_noticed_in_a_few_rounds_both_ways() -> None:
     sequence = Acceptance(DrafterAcceptance())
     for _ in range(60):
         sequence.observe(_block(rng, 0.9, 8))
-    for _ in range(7):
+    for _ in range(6):
         sequence.observe(_block(rng, 0.02, 8))
     assert sequence.rate < 0.2
     for _ in range(60):
@@ -112,7 +112,7 @@ def test_what_one_sequence_learned_is_the_prior_of_the_next() -> None:
     first = Acceptance(drafter)
     for _ in range(60):
         first.observe(_block(rng, 0.02, 4))
-    assert max(Acceptance(drafter).by_depth(16)) < 0.15
+    assert Acceptance(drafter).rate < 0.15
 
 
 def test_a_depth_that_is_harder_is_seen_to_be() -> None:
@@ -138,10 +138,10 @@ def test_the_log_decides_about_a_block_once_it_is_long_enough() -> None:
     assert outcome(tree, [6]) == BlockOutcome((Trial(None, 2),))
 
 
-def test_probes_back_off_and_a_promising_one_is_followed_at_once() -> None:
+def test_probes_are_apart_and_a_promising_one_is_followed_at_once() -> None:
     probing = Probing()
     waits = []
-    for _ in range(40):
+    for _ in range(3):
         tokens = 0
         while not probing.due:
             probing.passed(1)
@@ -150,11 +150,36 @@ def test_probes_back_off_and_a_promising_one_is_followed_at_once() -> None:
         probing.started()
         assert probing.waiting
         probing.failed()
-    assert waits == sorted(waits)
-    assert waits[0] < waits[1] == LONGEST
-    assert waits[-1] > 8 * LONGEST
+    assert waits == [SHORTEST, LONGEST, LONGEST]
     probing.promising()
     assert probing.due
+    assert probing.urgent
+
+
+def test_probes_take_a_small_share_of_the_time_and_a_smaller_one_the_more_have_failed() -> None:
+    shares = []
+    for failures in (0, 20, 100, 1000):
+        target, drafter = TargetModel(), DrafterModel()
+        drafter.failed_probes = failures
+        for _ in range(8):
+            drafter.probe_cost.observe(0.05)
+        drafter.probes("a sequence", target, 2)
+        drafter.leave("a sequence")
+        while not drafter.may_probe(target):
+            target.observe(TargetStep(0.1, 1, 10))
+        shares.append(0.05 / target.busy)
+    assert shares == sorted(shares, reverse=True)
+    assert 0.02 < shares[0] <= 0.04
+    assert shares[-1] < 0.004
+
+
+def test_a_probe_that_holds_nobody_up_may_be_followed_by_another() -> None:
+    target, drafter = TargetModel(), DrafterModel()
+    drafter.probe_cost.observe(-0.001)
+    drafter.probes("a sequence", target, 2)
+    assert not drafter.may_probe(target)
+    drafter.leave("a sequence")
+    assert drafter.may_probe(target)
 
 
 def test_a_probe_that_is_never_answered_is_given_up() -> None:

@@ -1,0 +1,99 @@
+"""What the goodput policy reaches in the whole system, in virtual time, with costs like those of real machines.
+
+Other lengths are judged in hindsight, on the same texts; the policy begins with workers that it knows nothing of.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from scheduler.request import GenerationRequest, Started, Tokens
+from specdec.decision import Decision
+from specdec.params import SamplingParams
+from tools.virtual_system import PLAIN, seconds, virtual_system
+from tools.virtual_text import Luck, by_phase, mixed, steady
+from tools.virtual_time import run_virtually
+from tools.virtual_workers import Costs
+
+SHARED = Costs(
+    verify=lambda rows: 0.104 + 0.003 * max(rows - 4, 0),
+    draft=lambda batch: 0.025 * (1 + 0.15 * (batch - 1)),
+    catch_up=0.003,
+    shared=True,
+)
+"""A model of 1.5B with a draft model of 0.5B that takes turns with it on two cores."""
+SLOW = Costs(
+    verify=lambda rows: 0.170 * (1 + 0.03 * (rows - 1)),
+    draft=lambda batch: 0.025 * (1 + 0.15 * (batch - 1)),
+    catch_up=0.003,
+    shared=True,
+)
+"""The same on a slower target, of which every row costs."""
+OWN = Costs(verify=lambda rows: 0.010 + 0.0003 * rows, draft=lambda batch: 0.001)
+"""Hardware of its own for each."""
+LENGTHS = (PLAIN, 1, 2, 3, 4, 6, 8)
+COLD, TOKENS = 10, 64
+
+
+@pytest.mark.parametrize("costs", [SHARED, OWN], ids=["shared", "own"])
+def test_a_drafter_that_is_always_wrong_costs_little_even_at_first(costs: Costs) -> None:
+    never = steady(0.0)
+    plain = seconds(costs, never, 1, 1, 128, PLAIN)[0]
+    found = seconds(costs, never, 1, 20, 128, max_window=1)
+    assert plain / found[0] >= 0.90
+    assert 20 * plain / sum(found) >= 0.97
+
+
+async def _decisions(costs: Costs, luck: Luck, prompt: int, tokens: int) -> list[tuple[int, Decision]]:
+    """After each commit: tokens so far, and what is decided."""
+    seen: list[tuple[int, Decision]] = []
+    async with virtual_system(costs, luck, max_window=1) as system:
+        length, sequence_id = 0, ""
+        request = GenerationRequest((prompt, 1, 2, 3), SamplingParams(temperature=0.0), max_tokens=tokens)
+        async for event in system.scheduler.generate(request):
+            if isinstance(event, Started):
+                sequence_id = event.sequence_id
+            elif isinstance(event, Tokens):
+                length += len(event.token_ids)
+                seen.append((length, system.scheduler.explained(sequence_id)[-1].decision))
+    return seen
+
+
+@pytest.mark.parametrize("bad_tokens", [200, 1500])
+def test_it_is_off_soon_after_a_fall_and_back_soon_after_a_rise(bad_tokens: int) -> None:
+    """Acceptance 0.9, 0.05, 0.9; however long it was bad."""
+    falls, rises = 200, 200 + bad_tokens
+    luck = by_phase(lambda position: 0.05 if falls <= position < rises else 0.9)
+    until_off, until_back = [], []
+    for prompt in range(3):
+        seen = run_virtually(_decisions(OWN, luck, prompt, rises + 300))
+        lengths = [(at, 0 if decision.probe else decision.draft_length) for at, decision in seen]
+        former = statistics.median([length for at, length in lengths if at < falls][-30:])
+        bad = [length for at, length in lengths if falls <= at < rises]
+        good = [length for at, length in lengths if at >= rises]
+        until_off.append(bad.index(0))
+        until_back.append(next(i for i, length in enumerate(good) if length >= 0.8 * former))
+        assert former >= 4
+        assert statistics.median(good[-50:]) >= 0.8 * former
+    assert max(until_off) <= 10
+    assert max(until_back) <= 50
+
+
+def _share_of_best(costs: Costs, luck: Luck, lengths: tuple[int, ...] = LENGTHS, requests: int = COLD) -> float:
+    best = min(sum(seconds(costs, luck, 1, requests, TOKENS, length, 1)) for length in lengths)
+    return best / sum(seconds(costs, luck, 1, requests, TOKENS, max_window=1))
+
+
+@pytest.mark.parametrize("acceptance", [0.6, 0.9])
+def test_texts_of_every_kind_get_the_best_fixed_length_or_better(acceptance: float) -> None:
+    """A drafter that knows how sure it is stops where it doubts, which no fixed length does."""
+    assert _share_of_best(SHARED, mixed(acceptance), (PLAIN, 2, 3, 6)) >= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceptance", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("costs", [SHARED, SLOW], ids=["shared", "slow"])
+def test_no_text_gets_less_than_the_best_fixed_length(costs: Costs, acceptance: float) -> None:
+    assert _share_of_best(costs, mixed(acceptance)) >= 0.98

@@ -11,13 +11,15 @@ from typing import cast
 import pytest
 
 from draft_worker.worker import DraftWorker
+from scheduler.entries import Admitted, Ended
 from scheduler.errors import DeadlineExceeded
-from scheduler.request import GenerationRequest, Tokens
+from scheduler.request import GenerationRequest, SpeculationSummary, Tokens
 from services.telemetry.tracing_calls import Calls
 from services.telemetry.tracing_context import Call, TraceContext, new_trace, parse
 from services.telemetry.tracing_requests import FIRST_ENTRIES, LAST_ENTRIES, RequestTraces
 from services.telemetry.tracing_span import FinishedSpan
 from services.telemetry.tracing_worker import TracedWorker
+from specdec.commit import FinishReason
 from specdec.messages import Role
 from specdec.params import SamplingParams
 from target_worker.worker import TargetWorker
@@ -135,6 +137,19 @@ async def test_workers_record_what_is_sampled_and_nothing_else(ratio: float) -> 
         assert above is not None
         (mine,) = [span for span in recorded.spans if span.name == "request"]
         assert above == mine.context
+
+
+async def test_a_call_is_answered_when_all_its_choices_are() -> None:
+    recorded = Recorded(1.0)
+    names = ["00000000000000ab", "00000000000000cd"]
+    with recorded.call() as (call, request):
+        for name in names:
+            recorded.reader(Admitted(name, 1.0, "m", 3, traceparent=request.traceparent))
+        answered = [call.answered]
+        for name in names:
+            recorded.reader(Ended(name, 2.0, 4, FinishReason.LENGTH, SpeculationSummary()))
+            answered.append(call.answered)
+    assert answered == [False, False, True]
 
 
 def test_ratio_decides_by_trace_id_and_a_caller_decides_for_itself() -> None:

@@ -151,6 +151,7 @@ class Pool:
         )
         worker.broken = broken
         worker.identity = identity
+        worker.target_model.turns = worker.drafter_model.turns = identity.turns
         worker.state, worker.detail, worker.suspended_until = WorkerState.READY, "", 0.0
         worker.failures.clear()
         _log.info("%s worker %s is connected at %s", worker.role.value, worker.name, worker.address)

@@ -50,6 +50,7 @@ def encode_identity(identity: Identity) -> pb.WorkerIdentity:
         device=identity.device,
         dtype=identity.dtype,
         numeric_noise=identity.numeric_noise,
+        turns=identity.turns,
     )
 
 
@@ -73,6 +74,7 @@ def decode_identity(message: pb.WorkerIdentity) -> Identity:
         device=message.device,
         dtype=message.dtype,
         numeric_noise=message.numeric_noise,
+        turns=message.turns,
     )
 
 

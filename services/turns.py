@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,12 @@ class CpuTurn:
         self.usual_seconds: float | None = None
         self.waits_given_up = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @property
+    def name(self) -> str:
+        """The same for all processes that share the lock, and for no others."""
+        file = os.fstat(self._file)
+        return f"{socket.gethostname()}:{file.st_dev}:{file.st_ino}"
 
     @property
     def longest_wait(self) -> float:
@@ -96,6 +103,7 @@ class TakingTurns:
         self.device = model.device
         self.dtype = model.dtype
         self.numeric_noise = model.numeric_noise
+        self.turns = turn.name
 
     def open(self, sequence_id: str, log: Log) -> int:
         return self._model.open(sequence_id, log)

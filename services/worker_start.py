@@ -130,6 +130,7 @@ def model_identity(worker_id: str, role: Role, name: str, model: LanguageModel, 
         device=model.device,
         dtype=model.dtype,
         numeric_noise=model.numeric_noise,
+        turns=model.turns if isinstance(model, TakingTurns) else "",
     )
 
 

@@ -54,6 +54,8 @@ class TargetModel:
         self._allotted: dict[Hashable, int] = {}
         self._asked = 0
         self._knots: Knots | None = None
+        self.turns = ""
+        """What it takes turns for: never works at the same time as a drafter that names the same. Empty: nothing."""
         self.busy = 0.0
         """Seconds of all its steps: the clock that shares of its time are measured on."""
         self._plain_steps = 0
@@ -142,6 +144,8 @@ class DrafterModel:
         self.acceptance = DrafterAcceptance()
         self.active: set[Hashable] = set()
         """Sequences that speculate with it now."""
+        self.turns = ""
+        """As of a target."""
         self.prober: Hashable | None = None
         """The one sequence that probes it; the others wait."""
         self.rounds = 0

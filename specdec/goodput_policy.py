@@ -127,7 +127,7 @@ class GoodputPolicy:
             other_tokens=other_tokens,
             max_draft_length=min(self._longest(draft), target.allotment(self, by_depth, wait)),
             max_width=limits.max_width,
-            max_window=limits.max_window,
+            max_window=1 if target.turns and target.turns == drafter.turns else limits.max_window,
         )
 
     def _longest(self, draft: Knots) -> int:

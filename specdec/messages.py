@@ -259,6 +259,8 @@ class Identity:
     device: str = "cpu"
     dtype: str = ""
     numeric_noise: float = 0.0
+    turns: str = ""
+    """Names what it takes turns for with other workers, forward by forward; empty: nothing."""
 
     @property
     def drafter_label(self) -> str:

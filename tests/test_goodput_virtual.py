@@ -41,7 +41,7 @@ COLD, TOKENS = 10, 64
 def test_a_drafter_that_is_always_wrong_costs_little_even_at_first(costs: Costs) -> None:
     never = steady(0.0)
     plain = seconds(costs, never, 1, 1, 128, PLAIN)[0]
-    found = seconds(costs, never, 1, 20, 128, max_window=1)
+    found = seconds(costs, never, 1, 20, 128)
     assert plain / found[0] >= 0.90
     assert 20 * plain / sum(found) >= 0.97
 
@@ -49,7 +49,7 @@ def test_a_drafter_that_is_always_wrong_costs_little_even_at_first(costs: Costs)
 async def _decisions(costs: Costs, luck: Luck, prompt: int, tokens: int) -> list[tuple[int, Decision]]:
     """After each commit: tokens so far, and what is decided."""
     seen: list[tuple[int, Decision]] = []
-    async with virtual_system(costs, luck, max_window=1) as system:
+    async with virtual_system(costs, luck) as system:
         length, sequence_id = 0, ""
         request = GenerationRequest((prompt, 1, 2, 3), SamplingParams(temperature=0.0), max_tokens=tokens)
         async for event in system.scheduler.generate(request):
@@ -82,8 +82,8 @@ def test_it_is_off_soon_after_a_fall_and_back_soon_after_a_rise(bad_tokens: int)
 
 
 def _share_of_best(costs: Costs, luck: Luck, lengths: tuple[int, ...] = LENGTHS, requests: int = COLD) -> float:
-    best = min(sum(seconds(costs, luck, 1, requests, TOKENS, length, 1)) for length in lengths)
-    return best / sum(seconds(costs, luck, 1, requests, TOKENS, max_window=1))
+    best = min(sum(seconds(costs, luck, 1, requests, TOKENS, length)) for length in lengths)
+    return best / sum(seconds(costs, luck, 1, requests, TOKENS))
 
 
 @pytest.mark.parametrize("acceptance", [0.6, 0.9])

@@ -139,3 +139,13 @@ def test_a_model_that_takes_turns_is_the_same_model(turn: CpuTurn) -> None:
     assert answers[0].equal(answers[1])
     for name in ("name", "vocabulary_size", "context_length", "device", "dtype", "blocks_total"):
         assert getattr(plain, name) == getattr(wrapped, name)
+
+
+def test_workers_of_one_lock_name_it_alike_and_others_do_not(tmp_path: Path) -> None:
+    turns = [CpuTurn(tmp_path / name, patience=1.0) for name in ("a", "a", "b")]
+    try:
+        first, second, other = (turn.name for turn in turns)
+    finally:
+        for turn in turns:
+            turn.close()
+    assert first == second != other

@@ -185,6 +185,7 @@ identities = st.builds(
     device=text,
     dtype=text,
     numeric_noise=st.floats(0, 1e6),
+    turns=st.text(max_size=20),
 )
 loads = st.builds(Load, u32, u64, u64, u64, u64, u32, u64, u64, u64)
 

@@ -116,6 +116,7 @@ class WorkerIdentity(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     NUMERIC_NOISE_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _types_pb2.WorkerRole.ValueType
     model_name: _builtins.str
@@ -136,6 +137,10 @@ class WorkerIdentity(_message.Message):
     """Of a target, measured when it loaded its model: by how much the gap between two logits of a row may move with what is
     computed beside it. 0: no bit of a row depends on that, or it was not measured.
     """
+    turns: _builtins.str
+    """Names the lock of its host that this worker holds for each forward: workers of the same never compute at once. Empty:
+    it takes no turns.
+    """
     def __init__(
         self,
         *,
@@ -152,10 +157,11 @@ class WorkerIdentity(_message.Message):
         device: _builtins.str = ...,
         dtype: _builtins.str = ...,
         numeric_noise: _builtins.float = ...,
+        turns: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "drafter", b"drafter", "dtype", b"dtype", "model_name", b"model_name", "numeric_noise", b"numeric_noise", "protocol_version", b"protocol_version", "role", b"role", "version", b"version", "vocabulary_run_digests", b"vocabulary_run_digests", "vocabulary_sha256", b"vocabulary_sha256", "vocabulary_size", b"vocabulary_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "drafter", b"drafter", "dtype", b"dtype", "model_name", b"model_name", "numeric_noise", b"numeric_noise", "protocol_version", b"protocol_version", "role", b"role", "turns", b"turns", "version", b"version", "vocabulary_run_digests", b"vocabulary_run_digests", "vocabulary_sha256", b"vocabulary_sha256", "vocabulary_size", b"vocabulary_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draft_worker.config import DraftConfig
@@ -52,6 +52,11 @@ class Costs:
     catch_up: float = 0.0
     link: float = 0.0005
     shared: bool = False
+
+    @property
+    def turns(self) -> str:
+        """As the workers announce it."""
+        return "the machine" if self.shared else ""
 
 
 class VirtualWorker(ABC):
@@ -162,7 +167,8 @@ class VirtualTarget(VirtualWorker):
     """steps: sequences and rows of every forward that decided something. busy: seconds in forwards."""
 
     def __init__(self, costs: Costs, machine: asyncio.Lock | None) -> None:
-        super().__init__("target", target_identity("target", VOCABULARY_SIZE, 8192), costs.link, machine)
+        identity = target_identity("target", VOCABULARY_SIZE, 8192)
+        super().__init__("target", replace(identity, turns=costs.turns), costs.link, machine)
         self._verify = costs.verify
         self._model = _NoModel()
         config = TargetConfig("target", SECRET)
@@ -261,7 +267,8 @@ class VirtualDrafter(VirtualWorker):
     """jobs: blocks made. busy: seconds in forwards."""
 
     def __init__(self, costs: Costs, luck: Luck, machine: asyncio.Lock | None) -> None:
-        super().__init__("draft", draft_identity("draft", drafter="virtual"), costs.link, machine)
+        identity = draft_identity("draft", drafter="virtual")
+        super().__init__("draft", replace(identity, turns=costs.turns), costs.link, machine)
         self._costs = costs
         self._luck = luck
         self._intake = DraftIntake(DraftConfig("draft", SECRET), _NoDrafter(), VOCABULARY_SIZE, Load())

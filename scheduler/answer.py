@@ -9,6 +9,9 @@ from specdec.commit import FinishReason
 from specdec.log import Log
 from specdec.messages import Committed
 
+_UNTOLD_EVENTS = 4
+"""What a client may leave waiting before its sequence waits for it."""
+
 
 class Answer:
     """Times are monotonic seconds."""
@@ -21,6 +24,14 @@ class Answer:
         self._started_at = started_at
         self._first_token_at = 0.0
         self._events: list[Event] = []
+
+    def new_part(self, base_length: int, body: Committed) -> Committed | None:
+        """What the log does not have yet of tokens behind a base that it has. None if they are not the ones that it
+        has, which were streamed."""
+        known = len(self._log) - base_length
+        if known and tuple(self._log.since(base_length)[: len(body.token_ids)]) != body.token_ids[:known]:
+            return None
+        return body.part(known)
 
     def cut(self, body: Committed) -> Committed:
         """Up to where the text ends, if it ends here; what the target committed beyond is dropped."""
@@ -36,6 +47,16 @@ class Answer:
             Tokens(position, body.token_ids, body.sources, self._log.digest, body.logprobs, body.margins)
         )
         return position
+
+    @property
+    def untold(self) -> int:
+        """Events that were not taken yet."""
+        return len(self._events)
+
+    @property
+    def waits_for_client(self) -> bool:
+        """It is so slow that its sequence waits too."""
+        return len(self._events) >= _UNTOLD_EVENTS
 
     def take(self) -> list[Event]:
         """The events that were not taken yet."""

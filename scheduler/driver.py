@@ -80,6 +80,7 @@ class Driver:
         self.tally = Tally(counters, self._journal)
         self._drafting = Drafting(config, request, stop, log, self.tally)
         self._control = Control(policy, log, self.tally, stop.max_length, config.fan_out)
+        self._about = about(sequence_id, request.traceparent)
         self._placing_since: float | None = None
         self.waits_for_room = False
         self._finish_reason: FinishReason | None = None
@@ -111,18 +112,8 @@ class Driver:
         return self._control.explained()
 
     def record(self) -> SequenceRecord:
-        verifying, drafter = self._verifying, self._drafting.worker
-        return SequenceRecord(
-            self.sequence_id,
-            verifying.epoch.number,
-            verifying.epoch.owner,
-            self.request.model,
-            self.prompt_length,
-            len(self.log),
-            verifying.worker.name if verifying.worker else "",
-            drafter.name if drafter else "",
-            self.log.token_ids,
-        )
+        drafter = self._drafting.worker
+        return self._verifying.record(self.prompt_length, drafter.name if drafter else "")
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Started, Tokens..., Finished. Raises a RequestError instead of Finished."""
@@ -131,37 +122,48 @@ class Driver:
         try:
             await self._place(avoid=None)
             yield Started(self.sequence_id, self.request.model, self.request.sampling.seed, self.prompt_length)
-            while self._finish_reason is None:
-                await self._next()
+            while self._finish_reason is None or self._answer.untold:
+                self.inbox.rest()
                 for event in self._answer.take():
                     yield event
+                if self._finish_reason is None and not self._answer.untold:
+                    await self._next()
             yield self._answer.finished(self._finish_reason, self.tally.summary, time.monotonic())
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._release()
-            completed = len(self.log) - self.prompt_length
-            self._journal.ended(completed, self._finish_reason, self.tally.summary, error)
+            self._journal.ended(len(self.log) - self.prompt_length, self._finish_reason, self.tally.summary, error)
 
     def deliver(self, worker: Worker, result: AnyResult) -> None:
-        """A block that finds nothing else to be dealt with is forwarded at once: that wakes no task."""
-        if not (self.inbox.idle and isinstance(result, DraftResult) and isinstance(result.body, DraftBlock)):
+        """What finds nothing else to be dealt with is handled at once, in one pass over all that came with it."""
+        settled = self.inbox.idle and self._finish_reason is None and not self._answer.waits_for_client
+        if not (settled and self._handled(worker, result)):
             self.inbox.deliver(worker, result)
-            return
+
+    def _handled(self, worker: Worker, result: AnyResult) -> bool:
+        """False: nothing was done, since it may take time."""
         try:
-            self._on_draft(worker, result)
+            if isinstance(result, DraftResult):
+                if not isinstance(result.body, DraftBlock):
+                    return False
+                self._on_draft(worker, result)
+            elif not isinstance(result.body, Committed) or self._progress(worker, result, result.body):
+                return False
         except Exception as error:  # this sequence's alone, not the link's that delivers
             self.inbox.end(error)
-        self.inbox.ring_by(self._wake_at())
+        if self._answer.untold or self._finish_reason is not None:
+            self.inbox.wake()
+        self.inbox.ring_by(self._late_at())
+        return True
 
-    def _wake_at(self) -> float:
-        """When something counts as late."""
+    def _late_at(self) -> float:
         return min(self._deadline, self._verifying.lost_at, self._drafting.due_at)
 
     async def _next(self) -> None:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
-        message = await self.inbox.next(self._wake_at)
+        message = await self.inbox.next(self._late_at)
         if message is None:
             await self._passed(time.monotonic())
             return
@@ -211,8 +213,7 @@ class Driver:
         """The target is lost or will not go on: the log is opened on another, or again on the same."""
         worker = self._verifying.worker
         name = worker.name if worker else "?"
-        extra = about(self.sequence_id, self.request.traceparent)
-        _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause, extra=extra)
+        _log.warning("sequence %s leaves target worker %s: %s", self.sequence_id, name, cause, extra=self._about)
         self._verifying.leave(time.monotonic())
         self.tally.fail_over()
         await self._place(worker if avoid else None, cause)
@@ -225,21 +226,28 @@ class Driver:
             await self._fail_over(worker.detail, avoid=True)
 
     async def _on_target(self, worker: Worker, result: TargetResult) -> None:
-        header, body = result.header, result.body
-        if worker is not self._verifying.worker or header.epoch != self._verifying.epoch:
-            self.refused_results += 1  # a late result of a worker that lost the sequence
-            return
-        self._verifying.heard(time.monotonic())
+        body = result.body
         if isinstance(body, Committed):
-            await self._committed(header, body)
+            if problem := self._progress(worker, result, body):
+                await self._fail_over(problem)
+        elif not self._is_heard(worker, result):
+            return
         elif isinstance(body, StaleBlock):
-            self.tally.stale_block(header.prefix_digest)
+            self.tally.stale_block(result.header.prefix_digest)
         elif isinstance(body, Refusal):
             await self._refused(body)
         elif isinstance(body, Failure):
             raise SequenceFailed(f"the target worker failed on this sequence: {body.message}")
         elif isinstance(body, NeedTokens):
             await self._fail_over("it lacks tokens of the log")
+
+    def _is_heard(self, worker: Worker, result: TargetResult) -> bool:
+        """False for a late result of a worker that lost the sequence."""
+        if worker is not self._verifying.worker or result.header.epoch != self._verifying.epoch:
+            self.refused_results += 1
+            return False
+        self._verifying.heard(time.monotonic())
+        return True
 
     async def _refused(self, refusal: Refusal) -> None:
         if refusal.reason is RefusalReason.INVALID:
@@ -258,33 +266,33 @@ class Driver:
         else:
             await self._fail_over(refusal.message, avoid=refusal.reason is RefusalReason.DRAINING)
 
-    async def _committed(self, header: Header, body: Committed) -> None:
-        """Appends what is new, streams it, and goes on with the next round."""
-        place = self.log.place(header.base_length, header.prefix_digest)
+    def _progress(self, worker: Worker, result: TargetResult, body: Committed) -> str:
+        """Appends what is new, streams it, and goes on with the next round. Or returns why the target is to be left,
+        and does nothing."""
+        if not self._is_heard(worker, result):
+            return ""
+        base_length = result.header.base_length
+        place = self.log.place(base_length, result.header.prefix_digest)
         if place is Place.BEYOND:  # an earlier answer is missing: have it told again
             self._verifying.step(self._drafting.patience(), time.monotonic())
-            return
-        known = len(self.log) - header.base_length
-        told_twice = tuple(self.log.since(header.base_length)[: len(body.token_ids)])
-        if place is Place.STALE or told_twice != body.token_ids[:known]:
-            await self._fail_over("its log is not the one that was streamed")
-            return
-        body = body.part(known)
-        if body.token_ids:
-            body = self._answer.cut(body)
-            self._append(body, time.monotonic())
-        if body.finish_reason is not None and header.base_length + known + len(body.token_ids) == len(self.log):
-            self._finish_reason = body.finish_reason
-        elif body.token_ids:
+            return ""
+        new = self._answer.new_part(base_length, body) if place is Place.HERE else None
+        if new is None:
+            return "its log is not the one that was streamed"
+        if new.token_ids:
+            self._append(new := self._answer.cut(new), time.monotonic())
+        if new.finish_reason is not None:
+            self._finish_reason = new.finish_reason
+        elif new.token_ids:
             self._continue(time.monotonic())
+        return ""
 
     def _append(self, body: Committed, now: float) -> None:
         position = self._answer.add(body, now)
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
         self._placing_since, self.waits_for_room = None, False
-        base_length = len(self.log) - len(body.token_ids)
-        self._journal.committed(body, self.log, base_length, position, self._control.reason, now)
+        self._journal.committed(body, self.log, position, self._control.reason, now)
         self._recorder.record(self.record())
 
     def _continue(self, now: float) -> None:
@@ -340,8 +348,8 @@ class Driver:
             self._drafting.restart()
             self._continue(now)
         elif isinstance(body, (Refusal, Failure)):
-            extra = about(self.sequence_id, self.request.traceparent)
-            _log.warning("draft worker %s on sequence %s: %s", worker.name, self.sequence_id, body.message, extra=extra)
+            told = worker.name, self.sequence_id, body.message
+            _log.warning("draft worker %s on sequence %s: %s", *told, extra=self._about)
             self._leave_drafter()
             self._draft_failed("failed", worker)
 
@@ -354,10 +362,8 @@ class Driver:
             return
         if place is Place.HERE and self._drafting.arrived(now, block):
             self._control.caught_up()
-        target = self._verifying.worker
-        vocabulary_size = target.identity.vocabulary_size if target and target.identity else 0
         try:  # a drafter must not end a request: what the target would refuse is not forwarded
-            block.candidates.validate_for(self.request.sampling.accept_rule, vocabulary_size)
+            self._verifying.check(block.candidates)
         except InvalidCandidates as error:
             _log.warning("sequence %s: bad block from the draft worker: %s", self.sequence_id, error)
             self._draft_failed("failed", self._drafting.worker)
@@ -367,8 +373,7 @@ class Driver:
             if header.base_length < len(self.log):
                 return
         patience = 0.0 if self._verifying.plain else self._drafting.patience()
-        base = self._verifying.header(header.base_length, now, header.prefix_digest)
-        self._verifying.verify(base, block.candidates, patience, now)
+        self._verifying.forward(header, block.candidates, patience, now)
         if len(block.candidates):
             self._control.forwarded(header.base_length, header.prefix_digest, block.candidates, block.fan_out)
             self._journal.forwarded(header, block, self._drafting.worker, place is Place.BEYOND, now)

@@ -24,6 +24,7 @@ class Inbox:
     def __init__(self) -> None:
         self._messages: deque[Message | Exception] = deque()
         self._reader: asyncio.Future[None] | None = None
+        self._resting = False
         self._alarm: asyncio.TimerHandle | None = None
         self._rings_at = math.inf
 
@@ -36,24 +37,31 @@ class Inbox:
 
     @property
     def idle(self) -> bool:
-        """All that came was read and dealt with, and its reader waits for more."""
-        return self._reader is not None and not self._reader.done() and not self._messages
+        """All that came was dealt with: what comes now may be dealt with at once."""
+        return self._resting and not self._messages
+
+    def rest(self) -> None:
+        """Its reader has dealt with all that it read, and is away with what came of it."""
+        self._resting = True
 
     def end(self, error: Exception) -> None:
         """The sequence is given up."""
         self._put(error)
 
     async def next(self, until: Callable[[], float]) -> Message | None:
-        """What came first; None if nothing did until then. Raises the error that ends the sequence."""
-        while not self._messages:
-            if until() <= time.monotonic():
-                return None
-            self.ring_by(until())
+        """What came first; None if nothing did until then, or if its reader is to look up. Raises the error that ends
+        the sequence."""
+        self._resting = True
+        if not self._messages and (at := until()) > time.monotonic():
+            self.ring_by(at)
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
+        self._resting = False
+        if not self._messages:
+            return None
         message = self._messages.popleft()
         if isinstance(message, Exception):
             raise message
@@ -72,14 +80,15 @@ class Inbox:
             self._alarm.cancel()
         self._alarm, self._rings_at = None, math.inf
 
-    def _put(self, message: Message | Exception) -> None:
-        self._messages.append(message)
-        self._wake()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Its reader looks up."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
+    def _put(self, message: Message | Exception) -> None:
+        self._messages.append(message)
+        self.wake()
+
     def _ring(self) -> None:
         self._alarm, self._rings_at = None, math.inf
-        self._wake()
+        self.wake()

@@ -65,11 +65,12 @@ class Journal:
         self._drafts.append((base.prefix_digest, draft))
 
     def committed(
-        self, body: Committed, log: Log, base_length: int, position: int, decision: Explained | None, arrived_at: float
+        self, body: Committed, log: Log, position: int, decision: Explained | None, arrived_at: float
     ) -> None:
-        """The target's step decided these tokens of `log` behind `base_length`."""
+        """The target's step decided these last tokens of `log`."""
         if not self._readers:
             return
+        base_length = len(log) - len(body.token_ids)
         now = time.monotonic()
         draft = self._verified(log, base_length) if body.num_draft_tokens else None
         began_at = max(self._last_at, draft.arrived_at) if draft else self._last_at

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from scheduler.config import SchedulerConfig
+from scheduler.links import SequenceRecord
 from scheduler.request import GenerationRequest
 from scheduler.worker import Worker
 from specdec.candidates import EMPTY, CandidateTree
@@ -72,6 +73,20 @@ class Verifying:
         """`header` by base length."""
         return lambda base_length: self.header(base_length, now)
 
+    def record(self, prompt_length: int, draft_worker: str) -> SequenceRecord:
+        """Who has the sequence under which epoch, and its log."""
+        return SequenceRecord(
+            self._sequence_id,
+            self.epoch.number,
+            self.epoch.owner,
+            self._request.model,
+            prompt_length,
+            len(self._log),
+            self.worker.name if self.worker else "",
+            draft_worker,
+            self._log.token_ids,
+        )
+
     def raise_epoch(self, above: int = 0) -> None:
         self.epoch = Epoch(max(self.epoch.number, above) + 1, self._config.scheduler_id)
 
@@ -95,6 +110,15 @@ class Verifying:
         if self.worker is not None:
             self.worker.send(TargetItem(header, VerifyBlock(candidates, self._grant(patience))))
             self._busy_since = now
+
+    def check(self, candidates: CandidateTree) -> None:
+        """Raises InvalidCandidates for what the target would refuse."""
+        identity = self.worker.identity if self.worker else None
+        candidates.validate_for(self._request.sampling.accept_rule, identity.vocabulary_size if identity else 0)
+
+    def forward(self, block: Header, candidates: CandidateTree, patience: float, now: float) -> None:
+        """Candidates as a draft worker sent them, under its header."""
+        self.verify(self.header(block.base_length, now, block.prefix_digest), candidates, patience, now)
 
     def step(self, patience: float, now: float) -> None:
         """A plain step on top of the log, and then blocks are waited for."""

@@ -21,7 +21,8 @@ MAX_DEPTH = 32
 @dataclass(slots=True)
 class Counts:
     """Of one second, or of several. *_time, *_timed: seconds between two commits of one sequence in the same mode, and
-    the tokens of the later ones."""
+    the tokens of the later ones. rounds_drafted, rounds_accepted: rounds by how many depths they verified, and by how
+    many candidates were accepted."""
 
     tokens: int = 0
     rounds: int = 0
@@ -35,8 +36,8 @@ class Counts:
     speculative_timed: int = 0
     plain_time: float = 0.0
     plain_timed: int = 0
-    drafted_at: Counter[int] = field(default_factory=Counter)
-    accepted_at: Counter[int] = field(default_factory=Counter)
+    rounds_drafted: Counter[int] = field(default_factory=Counter)
+    rounds_accepted: Counter[int] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -82,8 +83,9 @@ class Figures:
     @property
     def acceptance_per_position(self) -> list[float]:
         """Of the rounds that drafted so deep, the share in which that candidate was accepted; by depth from 0."""
-        drafted, accepted = self.counts.drafted_at, self.counts.accepted_at
-        return [accepted[depth] / drafted[depth] for depth in sorted(drafted)]
+        drafted, accepted = self.counts.rounds_drafted, self.counts.rounds_accepted
+        deepest = min(max(drafted, default=0), MAX_DEPTH)
+        return [_deeper(accepted, depth) / _deeper(drafted, depth) for depth in range(deepest)]
 
 
 class LiveFigures:
@@ -151,23 +153,20 @@ class LiveFigures:
         is_round = step.num_draft_tokens > 0
         counts.tokens += tokens
         if is_round:
+            accepted = step.accepted
             counts.rounds += 1
             counts.round_tokens += tokens
             counts.drafted += step.num_draft_tokens
-            counts.accepted += step.accepted
+            counts.accepted += accepted
             counts.ahead_rounds += bool(step.draft and step.draft.ahead)
-            depth = verified_depth(step, self._prompts.get(step.sequence_id, 0))
-            for position in range(min(depth, MAX_DEPTH)):
-                counts.drafted_at[position] += 1
-            for position in range(min(step.accepted, MAX_DEPTH)):
-                counts.accepted_at[position] += 1
+            counts.rounds_drafted[verified_depth(step, self._prompts.get(step.sequence_id, 0))] += 1
+            counts.rounds_accepted[accepted] += 1
+            self._fallback = ""
         else:
             counts.plain_steps += 1
         self._time(counts, step, tokens, is_round)
         self._decision = step.decision
         self._has_drafter = step.sequence_id not in self._without_drafter
-        if is_round:
-            self._fallback = ""
 
     def _time(self, counts: Counts, step: Step, tokens: int, is_round: bool) -> None:
         before = self._last.get(step.sequence_id)
@@ -210,6 +209,11 @@ def verified_depth(step: Step, prompt_tokens: int) -> int:
 def used_up(step: Step, prompt_tokens: int) -> int:
     """How many tokens on the way down its block were committed before this step verified it."""
     return max(prompt_tokens + step.position - step.draft.base_length, 0) if step.draft else 0
+
+
+def _deeper(rounds: Counter[int], depth: int) -> int:
+    """Rounds that went deeper than `depth`."""
+    return sum(count for reached, count in rounds.items() if reached > depth)
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
+from scheduler.config import Policy
 from scheduler.driver import Driver
 from scheduler.errors import Unavailable
 from scheduler.inbox import Inbox
-from scheduler.request import GenerationRequest
+from scheduler.request import Event, Finished, GenerationRequest, Tokens
 from scheduler.worker import AnyResult, Worker
 from specdec.messages import Epoch, Header, Opened, Role, TargetResult
+from specdec.params import SamplingParams
 from tools.continuations import LawContinuation
-from tools.deployment import Deployment
+from tools.deployment import Deployment, quick_config
 from tools.network import Network
 from tools.scripted import ScriptedDrafter, oracle
 from tools.table_law import TableLaw
@@ -72,6 +76,41 @@ async def test_limits_that_lie_ever_later_cost_one_timer(monkeypatch: pytest.Mon
         assert await inbox.next(lambda limit=limit: limit) == (worker, _result(length))  # type: ignore[misc]
     inbox.close()
     assert timers == 1
+
+
+async def test_a_sequence_waits_for_a_slow_client_and_loses_nothing() -> None:
+    request = GenerationRequest((1, 2, 3), max_tokens=200, sampling=SamplingParams(temperature=0.0))
+    config = quick_config(policy=Policy.FIXED, draft_length=4)
+    drafter = ScriptedDrafter(oracle, LawContinuation(LAW))
+    async with Deployment([TableModel(LAW)], [drafter], config) as deployment:
+        reference = await deployment.plain(request)
+        events = deployment.scheduler.generate(request)
+        seen = [await anext(events), await anext(events)]
+        await deployment.generate(replace(request, token_ids=(4, 5, 6)))  # has all the time it needs, and more
+        (slow,) = deployment.scheduler.sequences()
+        assert 3 + 5 < slow.committed_length <= 3 + 5 * 5  # it went on beside a client that looks away, but not far
+        seen += [event async for event in events]
+    told = [event for event in seen if isinstance(event, Tokens)]
+    assert [event.position for event in told] == list(accumulate([0, *(len(event.token_ids) for event in told[:-1])]))
+    assert [token_id for event in told for token_id in event.token_ids] == list(reference.token_ids)
+    assert isinstance(seen[-1], Finished)
+
+
+async def test_a_fault_in_a_verdict_comes_behind_what_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled, request = Driver._continue, GenerationRequest((1, 2, 3), max_tokens=60)
+    told: list[Event] = []
+
+    def fails(driver: Driver, now: float) -> None:
+        if len(driver.log) > 20:
+            raise ArithmeticError("a fault of this sequence")
+        handled(driver, now)
+
+    async with Deployment([TableModel(LAW)], [ScriptedDrafter(oracle, LawContinuation(LAW))]) as deployment:
+        monkeypatch.setattr(Driver, "_continue", fails)
+        with pytest.raises(ArithmeticError):
+            async for event in deployment.scheduler.generate(request):
+                told.append(event)
+    assert 3 + sum(len(event.token_ids) for event in told if isinstance(event, Tokens)) > 20
 
 
 async def test_a_fault_in_a_block_ends_its_sequence_and_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,14 +201,13 @@ async def test_measured_noise_tells_a_near_tie_from_a_fault(
 async def test_it_is_silent_over_honest_answers_of_a_target_with_noise(told: bool) -> None:
     """Which would be mismatches, if the target had not told of it."""
     metrics = role_metrics("scheduler")
-    model = BatchNoiseModel(LAW, amount=0.05)
+    model = BatchNoiseModel(LAW, amount=0.1)
     if not told:
         model.numeric_noise = 0.0
     async with deployment(metrics, model) as system:
-        await asyncio.gather(*(system.generate(request) for request in mixed(40)))
-        outcomes = await audited(metrics, 40)
+        await asyncio.gather(*(system.generate(request) for request in mixed(16)))
+        outcomes = await audited(metrics, 16)
 
-    assert outcomes["equal"] > 20
     assert outcomes.keys() - {"equal"} == {"near_tie" if told else "mismatch"}
 
 

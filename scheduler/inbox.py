@@ -58,7 +58,9 @@ class Inbox:
             try:
                 await self._reader
             finally:
-                self._reader = None
+                self._reader, self._resting = None, False
+            if self._messages and isinstance(self._messages[0], Exception):
+                return None  # what was dealt with before the error is told before it
         self._resting = False
         if not self._messages:
             return None

@@ -128,11 +128,11 @@ class Control:
         duration = now - (self._committed_at or now) if same_mode else None
         if body.num_draft_tokens:
             seen = None if plain or self._caught_up else duration
-            self._caught_up = False
             self._policy.observe(Round(body.draft_length, accepted, body.num_draft_tokens, seen, ahead))
         else:
-            self._policy.observe(PlainStep(len(body.token_ids), duration if plain else None))
-        self._committed_at, self._was_plain = now, plain
+            in_vain = None if plain or self._caught_up else duration
+            self._policy.observe(PlainStep(len(body.token_ids), duration if plain else None, in_vain))
+        self._committed_at, self._was_plain, self._caught_up = now, plain, False
 
     def _followed(self, length: int, outcome: Outcome) -> None:
         """Looks for the block that was drafted on top of one which was right throughout."""

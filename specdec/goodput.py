@@ -32,17 +32,19 @@ class Overheads:
 class Inputs:
     """What a decision is made from.
 
-    acceptance: by depth, given that all depths above were accepted. rescue: chance that one more sibling is the token
-    when those before it are not. ahead: chance that an ahead block is there and hits behind a block that was right
-    throughout, as a share of the acceptance at that depth. verify: seconds by packed rows of the whole forward; draft:
-    seconds by draft length. ahead_extra: how much longer verifying takes while the drafter works. other_rows,
-    other_tokens: of the sequences that share the forward, per step.
+    acceptance: by depth, given that all depths above were accepted. proposes: chance that the drafter has any candidate
+    when it is asked. rescue: chance that one more sibling is the token when those before it are not. ahead: chance that
+    an ahead block is there and hits behind a block that was right throughout, as a share of the acceptance at that
+    depth. verify: seconds by packed rows of the whole forward; draft: seconds by draft length. ahead_extra: how much
+    longer verifying takes while the drafter works. other_rows, other_tokens: of the sequences that share the forward,
+    per step.
     """
 
     acceptance: tuple[float, ...]
     verify: Knots
     draft: Knots
     link: float = 0.0
+    proposes: float = 1.0
     rescue: float = 0.0
     ahead: float = 1.0
     ahead_extra: float = 0.0
@@ -117,8 +119,8 @@ def _shapes(inputs: Inputs, width: int) -> Iterator[_Shape]:
 
 def _waiting(inputs: Inputs, shape: _Shape) -> float:
     """Stop-and-wait: everything one after the other."""
-    round_trip = shape.verify + shape.draft + inputs.link + inputs.overheads.wait
-    return inputs.other_tokens / shape.verify + shape.expected / _at_least(round_trip, shape.verify)
+    round_trip = _at_least(shape.verify + shape.draft + inputs.link + inputs.overheads.wait, shape.verify)
+    return inputs.other_tokens / shape.verify + _if_proposed(inputs, shape.expected, round_trip)
 
 
 def _ahead(inputs: Inputs, shape: _Shape, window: int) -> float:
@@ -131,7 +133,15 @@ def _ahead(inputs: Inputs, shape: _Shape, window: int) -> float:
     hit_time = _at_least(max(verify, shape.draft, round_trip / window) + over.hit, verify)
     run_time = _at_least(round_trip + over.miss, verify) + hits * hit_time
     tokens = shape.expected + hits * (shape.expected - shape.full)
-    return inputs.other_tokens / verify + tokens / run_time
+    return inputs.other_tokens / verify + _if_proposed(inputs, tokens, run_time)
+
+
+def _if_proposed(inputs: Inputs, tokens: float, seconds: float) -> float:
+    """Tokens per second, where a drafter that has no candidate leaves a plain step that was waited for."""
+    verify = _verify(inputs, 1)
+    nothing = _at_least(verify + inputs.draft(1) + inputs.link + inputs.overheads.wait, verify)
+    share = inputs.proposes
+    return (share * tokens + 1 - share) / (share * seconds + (1 - share) * nothing)
 
 
 def _options(inputs: Inputs) -> Iterator[tuple[Decision, float]]:

@@ -114,6 +114,7 @@ class GoodputPolicy:
             verify=target.knots(),
             draft=draft,
             link=drafter.link,
+            proposes=acceptance.proposes,
             rescue=drafter.acceptance.rescue,
             ahead=drafter.acceptance.ahead,
             ahead_extra=target.ahead_extra.mean,
@@ -191,7 +192,7 @@ class GoodputPolicy:
     def _block(self, outcome: BlockOutcome) -> None:
         if self._drafter is None or self._acceptance is None:
             return
-        was_low = self._acceptance.rate < _LOW
+        was_low = min(self._acceptance.rate, self._acceptance.proposes) < _LOW
         self._acceptance.observe(outcome)
         if self._probing is not None and self._probing.waiting:
             self._judge(self._probing, self._drafter, outcome, was_low)
@@ -202,7 +203,7 @@ class GoodputPolicy:
             self._drafter.acceptance.observe_ahead(block.hit, expected)
 
     def _judge(self, probing: Probing, drafter: DrafterModel, outcome: BlockOutcome, was_low: bool) -> None:
-        if was_low and 2 * outcome.accepted >= len(outcome.trials):
+        if was_low and outcome.trials and 2 * outcome.accepted >= len(outcome.trials):
             probing.promising()
         else:
             probing.failed()
@@ -249,6 +250,10 @@ class GoodputPolicy:
         self._probe_paid()
         if self._drafter is not None and step.duration is not None:
             self._drafter.fade_waiting()
+        if self._drafter is not None and step.in_vain is not None and self._drafter.known:
+            others = self._target.others(1, 1)[0] if self._target.shared else 0.0
+            expected = self._target.seconds(others + 1) + self._drafter.knots()(1) + self._drafter.link
+            self._drafter.wait_overhead.observe(step.in_vain - expected)
 
     def _probe_paid(self) -> None:
         """After a step: if what became of the probe is known, all that it cost is too."""

@@ -23,10 +23,12 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
-    """Tokens decoded without candidates. duration: of one step, None unless the target went on by itself."""
+    """Tokens decoded without candidates. duration: of one step, None unless the target went on by itself. in_vain: of a
+    step for which candidates were waited for, and none came."""
 
     tokens: int
     duration: float | None = None
+    in_vain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class AheadBlock:
     length: int
 
 
-NOTHING_PROPOSED = BlockOutcome((Trial(None),))
+NOTHING_PROPOSED = BlockOutcome(())
+"""The drafter was asked and had no candidate: that costs the asking, and says nothing about those that it has."""
 
 Observation = Union[Round, PlainStep, BlockOutcome, AheadBlock]
 

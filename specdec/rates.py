@@ -51,6 +51,7 @@ class DrafterAcceptance:
         self._met = [_FIRST_GUESS_TRIALS * share for share in _FIRST_GUESS]
         self._depths: list[tuple[Rate, RunningMean]] = []
         self._rescue = Rate(0.99)
+        self._proposes = Rate(0.98)
         self._ahead = Rate(0.95)
         self._ahead_expected = 0.0
         self.certainty = Certainty()
@@ -60,6 +61,14 @@ class DrafterAcceptance:
         """How likely each of LEVELS is for a text that nothing is known of."""
         scale, floor = (1 - _UNHEARD_OF) / sum(self._met), _UNHEARD_OF / len(LEVELS)
         return [scale * met + floor for met in self._met]
+
+    @property
+    def proposes(self) -> float:
+        """How often it has any candidate when it is asked."""
+        return self._proposes.shrunk(0.9, 3)
+
+    def observe_proposed(self, anything: bool) -> None:
+        self._proposes.observe(anything)
 
     @property
     def rescue(self) -> float:
@@ -146,10 +155,17 @@ class Acceptance:
     def __init__(self, drafter: DrafterAcceptance) -> None:
         self._drafter = drafter
         self._levels = drafter.levels
+        self._proposes = Rate(0.9)
         self.rate = _mean(self._levels)
         """Mean over the depths."""
 
+    @property
+    def proposes(self) -> float:
+        return self._proposes.shrunk(self._drafter.proposes, 2)
+
     def observe(self, outcome: BlockOutcome) -> None:
+        self._proposes.observe(bool(outcome.trials))
+        self._drafter.observe_proposed(bool(outcome.trials))
         expected, anything = self.rate, self._drafter.levels
         for trial in outcome.trials:
             seen = LEVELS if trial.rank == 0 else _MISSES

@@ -13,7 +13,7 @@ from scheduler.request import GenerationRequest, Started, Tokens
 from specdec.decision import Decision
 from specdec.params import SamplingParams
 from tools.virtual_system import PLAIN, seconds, virtual_system
-from tools.virtual_text import Luck, by_phase, mixed, steady
+from tools.virtual_text import Luck, by_phase, copying, mixed, steady
 from tools.virtual_time import run_virtually
 from tools.virtual_workers import Costs
 
@@ -33,6 +33,10 @@ SLOW = Costs(
 """The same on a slower target, of which every row costs."""
 OWN = Costs(verify=lambda rows: 0.010 + 0.0003 * rows, draft=lambda batch: 0.001)
 """Hardware of its own for each."""
+SMALL = Costs(
+    verify=lambda rows: 0.012 + 0.0016 * max(rows - 4, 0), draft=lambda batch: 0.0003 + 0.00002 * batch, shared=True
+)
+"""A model of 135M with a drafter that looks text up."""
 LENGTHS = (PLAIN, 1, 2, 3, 4, 6, 8)
 COLD, TOKENS = 10, 64
 
@@ -90,6 +94,17 @@ def _share_of_best(costs: Costs, luck: Luck, lengths: tuple[int, ...] = LENGTHS,
 def test_texts_of_every_kind_get_the_best_fixed_length_or_better(acceptance: float) -> None:
     """A drafter that knows how sure it is stops where it doubts, which no fixed length does."""
     assert _share_of_best(SHARED, mixed(acceptance), (PLAIN, 2, 3, 6)) >= 1.0
+
+
+@pytest.mark.parametrize("found", [0.6, 0.9])
+def test_a_drafter_that_often_has_nothing_to_propose_is_still_asked(found: float) -> None:
+    assert _share_of_best(SMALL, copying(0.95, found), (PLAIN, 5, 8)) >= 0.97
+
+
+def test_in_a_batch_a_drafter_that_is_seldom_of_use_costs_little() -> None:
+    luck = copying(0.9, 0.3)
+    plain = sum(seconds(SMALL, luck, 16, 2, TOKENS, PLAIN))
+    assert plain / sum(seconds(SMALL, luck, 16, 2, TOKENS)) >= 0.97
 
 
 @pytest.mark.slow

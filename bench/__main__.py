@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-# Workers that spin while they wait starve each other; read once, when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from bench import registry, report
 from bench.journal import ROOT, Journal
 from bench.session import Session
+from services.torch_threads import wait_briefly
+
+wait_briefly(os.environ)  # as our workers do, before torch is imported
 
 SET_MINUTES = 38.0
 _HIDDEN = ("SECRET", "KEY")

@@ -26,6 +26,7 @@ from services.settings.environment import ENV_PREFIX
 from services.settings.kinds import MAX_SOCKET_PATH
 from services.settings.loading import Loaded
 from services.start_error import ExitCode, StartError
+from services.torch_threads import wait_briefly
 
 SCHEDULER = "scheduler"
 _LONGEST_SOCKET = "target-64.sock"
@@ -233,7 +234,8 @@ def child_environment(settings: ServingSettings, inherited: Mapping[str, str] | 
     environment = {
         name: value for name, value in ours.items() if not name.startswith(ENV_PREFIX) or name in _KEPT_VARIABLES
     }
-    environment |= {LAUNCHED_VARIABLE: "1", "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
+    environment |= {LAUNCHED_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
+    wait_briefly(environment)
     environment.setdefault("GRPC_VERBOSITY", "NONE")
     threads = getattr(settings, "threads", None)
     if threads is not None:

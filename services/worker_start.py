@@ -16,6 +16,7 @@ from services import event_loop, logs
 from services.model_fetch import ModelHome
 from services.models import ModelNotAvailable, resolve
 from services.start_error import ExitCode, StartError
+from services.torch_threads import wait_briefly
 from services.turns import CpuTurn, TakingTurns, default_path
 from specdec.messages import Identity, Role
 from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
@@ -37,8 +38,7 @@ def prepare(settings: WorkerSettings, role: str) -> None:
     if settings.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     if settings.cpu_turns:
-        # Threads that spin while they wait would take the core from the worker whose turn it is.
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+        wait_briefly(os.environ)
 
 
 def start_logging(settings: ServingSettings, role: str) -> None:

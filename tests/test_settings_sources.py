@@ -30,6 +30,7 @@ from services.settings import (
     load,
 )
 from services.start_error import StartError
+from services.torch_threads import AWAKE
 
 EXAMPLE = Path(__file__).parent.parent / "outrider.example.yaml"
 KINDS: list[type[RoleSettings]] = [UpSettings, SchedulerSettings, TargetSettings, DraftSettings]
@@ -193,7 +194,9 @@ def test_variables_of_the_deployment_do_not_reach_a_role_by_accident(
     assert deployment.targets[0].secret_bytes == b"shared"
     environment = child_environment(deployment.targets[0])
     assert not {"OUTRIDER_MODEL", "OUTRIDER_SECRET", "OUTRIDER_TARGETS"} & environment.keys()
-    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert (environment["OMP_WAIT_POLICY"], environment["GOMP_SPINCOUNT"]) == ("passive", AWAKE)
+    asked = child_environment(deployment.targets[0], {"GOMP_SPINCOUNT": "7"})
+    assert asked["GOMP_SPINCOUNT"] == "7"
 
 
 def test_several_models_take_turns_unless_their_threads_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

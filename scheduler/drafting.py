@@ -65,6 +65,10 @@ class Drafting:
     def waiting(self) -> bool:
         return self._outstanding is not None
 
+    def available(self, now: float) -> bool:
+        """There is a worker that may be asked."""
+        return self.worker is not None and self.worker.available(now)
+
     def patience(self) -> float:
         """How long the target should wait for the next block, seconds."""
         if self.worker is None:

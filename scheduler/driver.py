@@ -164,6 +164,8 @@ class Driver:
     async def _next(self) -> None:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
         message = await self.inbox.next(self._late_at)
+        if self._finish_reason is not None:
+            return  # what came behind the end no longer counts
         if message is None:
             await self._passed(time.monotonic())
             return
@@ -182,7 +184,7 @@ class Driver:
             await self._fail_over(f"no progress for {self._config.round_timeout:g} s", avoid=True)
         elif now >= self._drafting.due_at:
             self._drafting.give_up_waiting()
-            self._draft_failed("late")
+            self._draft_failed("late", self._drafting.worker)
 
     async def _place(self, avoid: Worker | None, cause: str = "") -> None:
         """Opens the log on a live target under a new epoch, waiting for one as long as admission allows."""
@@ -221,7 +223,7 @@ class Driver:
     async def _worker_lost(self, worker: Worker) -> None:
         if worker is self._drafting.worker:
             self._leave_drafter()
-            self._draft_failed("failed", blame=False)
+            self._draft_failed("failed", None)
         if worker is self._verifying.worker:
             await self._fail_over(worker.detail, avoid=True)
 
@@ -310,8 +312,7 @@ class Driver:
 
     def _decide(self, now: float) -> Decision:
         """What to ask for now; off: decode plainly."""
-        worker = self._drafting.worker
-        if worker is None or not worker.available(now):
+        if not self._drafting.available(now):
             return OFF
         decision = self._control.decide()
         if decision.off and not self._verifying.plain:
@@ -378,12 +379,11 @@ class Driver:
             self._control.forwarded(header.base_length, header.prefix_digest, block.candidates, block.fan_out)
             self._journal.forwarded(header, block, self._drafting.worker, place is Place.BEYOND, now)
 
-    def _draft_failed(self, reason: str, blame: Worker | bool | None = None) -> None:
+    def _draft_failed(self, reason: str, blamed: Worker | None) -> None:
         """No block will come for this round: the target goes on plainly. Failing twice leaves the worker alone."""
         now = time.monotonic()
-        worker = blame if isinstance(blame, Worker) else self._drafting.worker
-        if worker is not None and blame is not False:
-            worker.blame(reason, now, self._config)
+        if blamed is not None:
+            blamed.blame(reason, now, self._config)
         self.tally.fall_back(reason)
         self._verifying.step_plainly(now)
 

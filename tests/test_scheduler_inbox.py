@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from scheduler.config import Policy
 from scheduler.driver import Driver
 from scheduler.errors import Unavailable
 from scheduler.inbox import Inbox
-from scheduler.request import Event, Finished, GenerationRequest, Tokens
+from scheduler.request import Event, Finished, GenerationRequest, Speculation, Tokens
 from scheduler.worker import AnyResult, Worker
 from specdec.messages import Epoch, Header, Opened, Role, TargetResult
 from specdec.params import SamplingParams
@@ -94,6 +95,22 @@ async def test_a_sequence_waits_for_a_slow_client_and_loses_nothing() -> None:
     assert [event.position for event in told] == list(accumulate([0, *(len(event.token_ids) for event in told[:-1])]))
     assert [token_id for event in told for token_id in event.token_ids] == list(reference.token_ids)
     assert isinstance(seen[-1], Finished)
+
+
+async def test_what_comes_behind_the_end_changes_nothing() -> None:
+    """The target goes on by itself until it hears that the text has ended."""
+
+    class Ends:
+        def ends_after(self, token_ids: Sequence[int]) -> int | None:
+            return 1
+
+    request = GenerationRequest((1, 2, 3), max_tokens=60, watcher=Ends(), speculation=Speculation.OFF)
+    async with Deployment([TableModel(LAW)]) as deployment:
+        deployment.targets[0].delay = 0.02  # in which it takes further steps, that arrive together
+        for _ in range(5):
+            answer = await deployment.generate(request)
+            assert answer.finished is not None
+            assert (len(answer.token_ids), answer.finished.completion_tokens) == (1, 1)
 
 
 async def test_a_fault_in_a_verdict_comes_behind_what_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:

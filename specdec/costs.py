@@ -129,6 +129,11 @@ class TargetModel:
             self._allotted = dict(zip(self._members, lengths, strict=True))
         return self._allotted.get(member, len(acceptance))
 
+    @property
+    def num_members(self) -> int:
+        """Sequences that share its rows."""
+        return len(self._members)
+
     def leave(self, member: Hashable) -> None:
         self._members.pop(member, None)
         self._allotted.pop(member, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specdec.decision import OFF, Decision
 from specdec.estimates import Knots
@@ -74,9 +75,12 @@ def choose(
     """The decision of highest goodput; `current` is kept unless another is better by its margin."""
     plain = goodput(inputs, OFF)
     best, best_goodput = OFF, plain
-    for decision, found in _options(inputs):
+    chosen: tuple[int, int, int] | None = None
+    for option, found in _options(inputs):
         if found > best_goodput:
-            best, best_goodput = decision, found
+            chosen, best_goodput = option, found
+    if chosen is not None:
+        best = Decision(*chosen)
     if best != current and _allowed(inputs, current):
         kept = goodput(inputs, current)
         same_mode = best.off == current.off and (best.window > 1) == (current.window > 1)
@@ -95,8 +99,7 @@ def goodput(inputs: Inputs, decision: Decision) -> float:
     return _waiting(inputs, shape) if decision.window == 1 else _ahead(inputs, shape, decision.window)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     """A block: its expected tokens with the correction or bonus, the chance that all of it is accepted, and the same
     one candidate earlier; seconds to verify and to draft it."""
 
@@ -144,17 +147,18 @@ def _if_proposed(inputs: Inputs, tokens: float, seconds: float) -> float:
     return (share * tokens + 1 - share) / (share * seconds + (1 - share) * nothing)
 
 
-def _options(inputs: Inputs) -> Iterator[tuple[Decision, float]]:
-    """Each length and width, stop-and-wait and with the smallest window that hides what can be hidden."""
+def _options(inputs: Inputs) -> Iterator[tuple[tuple[int, int, int], float]]:
+    """Length, width and window: each length and width, stop-and-wait and with the smallest window that hides what can
+    be hidden."""
     for width in range(1, inputs.max_width + 1):
         for shape in _shapes(inputs, width):
-            yield Decision(shape.length, width), _waiting(inputs, shape)
+            yield (shape.length, width, 1), _waiting(inputs, shape)
             if inputs.max_window > 1:
                 verify = shape.verify + inputs.ahead_extra
                 round_trip = verify + shape.draft + inputs.link + inputs.overheads.wait
                 enough = math.ceil(round_trip / max(verify, shape.draft) - 1e-9)
                 window = min(max(enough, 2), inputs.max_window)
-                yield Decision(shape.length, width, window), _ahead(inputs, shape, window)
+                yield (shape.length, width, window), _ahead(inputs, shape, window)
 
 
 def price_of_one_more(inputs: Inputs, decision: Decision) -> float:

@@ -15,6 +15,10 @@ from specdec.probing import Probing, probe_length
 from specdec.rates import Acceptance
 
 _LOW = 0.5
+_MEMBERS_PER_ROUND = 8
+"""A decision stands for one round more for each so many sequences that share the target, ..."""
+_MOVED = 0.05
+"""... unless the acceptance of the sequence has moved by this."""
 _EXPLANATIONS = 128
 _GOES_FARTHER = 4
 """Candidates more than what pays on the average, where the drafter is sure of them."""
@@ -44,6 +48,10 @@ class GoodputPolicy:
         self._probing: Probing | None = None
         self._probe_cost: float | None = None
         """Seconds so far, of a probe that is under way."""
+        self._standing = 0
+        self._decided_at = (0.0, 0.0)
+        """Rounds for which the latest decision still stands, and what it was made at: acceptance, and how often the
+        drafter proposes anything."""
         self._tokens, self._seconds = RunningMean(0.1), RunningMean(0.1)
         """Of its own rounds."""
         self._explained: deque[Explained] = deque(maxlen=_EXPLANATIONS)
@@ -51,6 +59,7 @@ class GoodputPolicy:
     # ---- the seam
 
     def attach(self, target: TargetModel, drafter: DrafterModel | None) -> None:
+        self._standing = 0
         if target is not self._target:
             self._target.leave(self)
             self._target = target
@@ -65,6 +74,11 @@ class GoodputPolicy:
     def decide(self) -> Decision:
         if self._drafter is None or self._acceptance is None:
             return OFF
+        if self._stands(self._acceptance):
+            last = self._explained[-1]
+            if self._decision.off:
+                return self._take(self._off(self._drafter, last))
+            return self._take(last, self._decision)
         inputs = self._inputs(self._drafter, self._acceptance)
         if not self._target.plain_known:
             return self._take(Explained(inputs, OFF, 0.0, 0.0, "first to know what a plain step takes"))
@@ -72,6 +86,8 @@ class GoodputPolicy:
             first = Decision(min(self._limits.draft_length, self._limits.max_draft_length))
             return self._take(Explained(inputs, first, 0.0, 0.0, "nothing is known of the drafter yet"))
         explained = choose(inputs, self._decision)
+        self._standing = self._target.num_members // _MEMBERS_PER_ROUND
+        self._decided_at = self._acceptance.rate, self._acceptance.proposes
         if explained.decision == OFF:
             return self._take(self._off(self._drafter, explained))
         decision = self._doubting(explained, self._drafter, self._varied(self._drafter, explained.decision))
@@ -96,6 +112,14 @@ class GoodputPolicy:
             self._drafter.leave(self)
 
     # ---- deciding
+
+    def _stands(self, acceptance: Acceptance) -> bool:
+        """The decision before is near enough: deciding costs the scheduler time for each sequence of a large batch."""
+        if self._standing <= 0 or not self._target.plain_known:
+            return False
+        self._standing -= 1
+        rate, proposes = self._decided_at
+        return abs(acceptance.rate - rate) < _MOVED and abs(acceptance.proposes - proposes) < _MOVED
 
     def _inputs(self, drafter: DrafterModel, acceptance: Acceptance) -> Inputs:
         limits, target = self._limits, self._target
@@ -143,6 +167,7 @@ class GoodputPolicy:
             self._probing = Probing(drafter.failed_probes)
         if not self._probing.due or not (self._probing.urgent or drafter.may_probe(self._target)):
             return explained
+        self._standing = 0
         self._probing.started()
         self._probe_cost = 0.0
         length = min(probe_length(drafter.knots(), self._target.seconds(1)), self._limits.max_draft_length)

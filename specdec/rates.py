@@ -21,6 +21,7 @@ _LOWEST, _HIGHEST = 0.002, 0.99
 _TRIALS_FOR_CERTAINTY = 20
 _BINS = 16
 """Of confidences."""
+_HEAVIEST = 1e9
 _MEMORY = 0.995
 """Of what a drafter has met, per trial."""
 
@@ -115,6 +116,8 @@ class Certainty:
     def __init__(self) -> None:
         self._accepted = Rate(_MEMORY)
         self._seen = [0.0] * _BINS
+        """By confidence. The weight of the newest grows in place of all others fading."""
+        self._weight = 1.0
         self._exponent: float | None = 1.0
 
     @property
@@ -129,8 +132,11 @@ class Certainty:
 
     def observe(self, confidence: float, accepted: bool) -> None:
         self._accepted.observe(accepted)
-        self._seen = [_MEMORY * seen for seen in self._seen]
-        self._seen[min(int(confidence * _BINS), _BINS - 1)] += 1
+        self._weight /= _MEMORY
+        self._seen[min(int(confidence * _BINS), _BINS - 1)] += self._weight
+        if self._weight > _HEAVIEST:
+            self._seen = [seen / self._weight for seen in self._seen]
+            self._weight = 1.0
         self._exponent = None
 
     def threshold(self, chance: float) -> float:
@@ -138,7 +144,7 @@ class Certainty:
         return math.pow(min(max(chance, 0.0), 1.0), 1 / self.exponent)
 
     def _fitted(self) -> float:
-        accepted = self._accepted.successes
+        accepted = self._accepted.successes * self._weight
         low, high = 0.25, 4.0
         for _ in range(6):
             middle = (low + high) / 2

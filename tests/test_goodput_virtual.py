@@ -50,6 +50,17 @@ def test_a_drafter_that_is_always_wrong_costs_little_even_at_first(costs: Costs)
     assert 20 * plain / sum(found) >= 0.97
 
 
+def test_what_drafting_costs_is_learned_from_drafts_that_waited_for_nobody() -> None:
+    """A probe waits for the target's forward, and its drafter reads first what it was not told before."""
+
+    async def learned() -> float:
+        async with virtual_system(SHARED, steady(0.0)) as system:
+            await system.seconds(1, 0, 256)
+            return system.last[0][-1].inputs.draft(1)
+
+    assert run_virtually(learned()) == pytest.approx(SHARED.draft(1), rel=0.1)
+
+
 async def _decisions(costs: Costs, luck: Luck, prompt: int, tokens: int) -> list[tuple[int, Decision]]:
     """After each commit: tokens so far, and what is decided."""
     seen: list[tuple[int, Decision]] = []

@@ -17,7 +17,7 @@ from scheduler.errors import Unavailable
 from scheduler.inbox import Inbox
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Tokens
 from scheduler.worker import AnyResult, Worker
-from specdec.messages import Epoch, Header, Opened, Role, TargetResult
+from specdec.messages import Committed, Epoch, Header, Opened, Role, TargetResult
 from specdec.params import SamplingParams
 from tools.continuations import LawContinuation
 from tools.deployment import Deployment, quick_config
@@ -104,13 +104,24 @@ async def test_what_comes_behind_the_end_changes_nothing() -> None:
         def ends_after(self, token_ids: Sequence[int]) -> int | None:
             return 1
 
+    held: list[TargetResult] = []
+
+    def together(results: list[TargetResult]) -> list[TargetResult]:
+        """Verdicts three at a time, the rest as it comes."""
+        held.extend(result for result in results if isinstance(result.body, Committed))
+        others = [result for result in results if not isinstance(result.body, Committed)]
+        if len(held) < 3:
+            return others
+        arrived = [*others, *held]
+        held.clear()
+        return arrived
+
     request = GenerationRequest((1, 2, 3), max_tokens=60, watcher=Ends(), speculation=Speculation.OFF)
-    async with Deployment([TableModel(LAW)]) as deployment:
-        deployment.targets[0].delay = 0.02  # in which it takes further steps, that arrive together
-        for _ in range(5):
-            answer = await deployment.generate(request)
-            assert answer.finished is not None
-            assert (len(answer.token_ids), answer.finished.completion_tokens) == (1, 1)
+    async with Deployment([TableModel(LAW, delay=0.01)]) as deployment:
+        deployment.targets[0].meddle = together
+        answer = await deployment.generate(request)
+    assert answer.finished is not None
+    assert (len(answer.token_ids), answer.finished.completion_tokens) == (1, 1)
 
 
 async def test_a_fault_in_a_verdict_comes_behind_what_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ class Driver:
         except Exception as error:  # this sequence's alone, not the link's that delivers
             self.inbox.end(error)
         if self._answer.untold or self._finish_reason is not None:
-            self.inbox.wake()
+            self.inbox.look_up()
         self.inbox.ring_by(self._late_at())
         return True
 
@@ -164,10 +164,9 @@ class Driver:
     async def _next(self) -> None:
         """Handles what comes next: a result, a lost worker, or the passing of a limit."""
         message = await self.inbox.next(self._late_at)
-        if self._finish_reason is not None:
-            return  # what came behind the end no longer counts
         if message is None:
-            await self._passed(time.monotonic())
+            if self._finish_reason is None and not self._answer.untold:
+                await self._passed(time.monotonic())
             return
         worker, result = message
         if result is None:

@@ -24,7 +24,7 @@ class Inbox:
     def __init__(self) -> None:
         self._messages: deque[Message | Exception] = deque()
         self._reader: asyncio.Future[None] | None = None
-        self._resting = False
+        self._resting = self._looks_up = False
         self._alarm: asyncio.TimerHandle | None = None
         self._rings_at = math.inf
 
@@ -49,20 +49,19 @@ class Inbox:
         self._put(error)
 
     async def next(self, until: Callable[[], float]) -> Message | None:
-        """What came first; None if nothing did until then, or if its reader is to look up. Raises the error that ends
-        the sequence."""
+        """What came first; None if nothing did until then, or if its reader is to look up before it reads on. Raises
+        the error that ends the sequence."""
         self._resting = True
-        if not self._messages and (at := until()) > time.monotonic():
+        if not self._messages and not self._looks_up and (at := until()) > time.monotonic():
             self.ring_by(at)
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
-                self._reader, self._resting = None, False
-            if self._messages and isinstance(self._messages[0], Exception):
-                return None  # what was dealt with before the error is told before it
+                self._reader = None
         self._resting = False
-        if not self._messages:
+        looks_up, self._looks_up = self._looks_up, False
+        if looks_up or not self._messages:
             return None
         message = self._messages.popleft()
         if isinstance(message, Exception):
@@ -82,15 +81,19 @@ class Inbox:
             self._alarm.cancel()
         self._alarm, self._rings_at = None, math.inf
 
-    def wake(self) -> None:
-        """Its reader looks up."""
+    def look_up(self) -> None:
+        """Something was dealt with in its reader's stead: that comes first, before what lies here."""
+        self._looks_up = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def _put(self, message: Message | Exception) -> None:
         self._messages.append(message)
-        self.wake()
+        self._wake()
 
     def _ring(self) -> None:
         self._alarm, self._rings_at = None, math.inf
-        self.wake()
+        self._wake()

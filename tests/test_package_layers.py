@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 TENSOR_LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "gguf", "accelerate")
 TENSOR_PART = (
     "specdec.noise",
+    "specdec.margins",
     "specdec.sampling",
     "specdec.law",
     "specdec.accept",

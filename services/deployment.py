@@ -259,6 +259,8 @@ def _targets(
     own = roles.target.settings
     model = own.model if roles.target.given("model") and not up.given("model") else up.settings.model
     update = {**shared, **_worker_update(up, roles.target), "model": model}
+    if up.settings.target_quantization is not None:
+        update["quantization"] = up.settings.target_quantization
     return tuple(own.model_copy(update={**update, **_place(folder, "target", i)}) for i in range(up.settings.targets))
 
 

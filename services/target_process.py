@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.settings import TargetSettings
 from services.start_error import ExitCode, StartError
@@ -28,6 +29,9 @@ from services.worker_start import (
 from specdec.messages import Role, TokenizerBundle
 from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
 
+if TYPE_CHECKING:
+    from specdec.engine.model import LanguageModel
+
 log = logging.getLogger(__name__)
 
 
@@ -37,13 +41,13 @@ def run_target(settings: TargetSettings) -> int:
     refuse_exposed(settings.listen, settings)
     refuse_wildcard(settings)
     folder = model_folder(settings.model)
-    name = served_name(settings.model, folder)
+    name = announced_name(settings, folder)
     bundle = read_bundle(folder, name)
     if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
         return follow_rank_0(settings, folder)
     start = time.monotonic()
     log.info("loading %s from %s", name, folder)
-    model = load_model(settings, folder, TARGET_PATIENCE, tensor_parallel=settings.tensor_parallel)
+    model = load_target(settings, folder)
     digest = VocabularyDigest.of(bundle.tokenizer_json)
     bundle = replace(bundle, context_length=model.context_length, vocabulary_size=model.vocabulary_size)
     log.info("loaded %s on %s in %s after %.1f s", name, model.device, model.dtype, time.monotonic() - start)
@@ -82,13 +86,25 @@ def follow_rank_0(settings: TargetSettings, folder: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # torchrun tells all ranks, but rank 0 drains first
         signal.signal(number, signal.SIG_IGN)
     alone = settings.model_copy(update={"cpu_turns": False})
-    model = load_model(alone, folder, TARGET_PATIENCE, tensor_parallel=settings.tensor_parallel)
+    model = load_target(alone, folder)
 
     from specdec.engine.parallel import ParallelRunner
 
     if isinstance(model, ParallelRunner):
         model.follow()
     return ExitCode.OK
+
+
+def announced_name(settings: TargetSettings, folder: Path) -> str:
+    """Rounded weights are another law, so they have another name: no request moves between the two."""
+    name = served_name(settings.model, folder)
+    return name if settings.quantization == "none" else f"{name}-{settings.quantization}"
+
+
+def load_target(settings: TargetSettings, folder: Path) -> LanguageModel:
+    """Raises StartError."""
+    choices = {"tensor_parallel": settings.tensor_parallel, "quantization": settings.quantization}
+    return load_model(settings, folder, TARGET_PATIENCE, **choices)
 
 
 def read_bundle(folder: Path, name: str) -> TokenizerBundle:

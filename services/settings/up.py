@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.settings.base import RoleSettings
 from services.settings.scheduler import DEFAULT_HTTP_PORT, DEFAULT_PORT
-from services.settings.workers import DEFAULT_MODEL, DrafterKind, Dtype, Quantization
+from services.settings.workers import DEFAULT_MODEL, DrafterKind, Dtype, Quantization, TargetQuantization
 
 PoolKind = Literal["local", "ray"]
 
@@ -28,6 +28,9 @@ class UpSettings(RoleSettings):
     dtype: Dtype | None = Field(None, description="dtype of both roles; none: that of each role's section.")
     draft_quantization: Quantization | None = Field(
         None, description="Weights of the draft model: auto, none or int4; none given: that of the draft section."
+    )
+    target_quantization: TargetQuantization | None = Field(
+        None, description="Weights of the target model: none or int8; none given: that of the target section."
     )
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads of each worker; none: all cores, taking turns where needed."

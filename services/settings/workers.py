@@ -18,6 +18,7 @@ DEFAULT_MODEL = "smollm2-135m"
 Dtype = Literal["auto", "bf16", "fp32"]
 DrafterKind = Literal["ngram", "model"]
 Quantization = Literal["auto", "none", "int4"]
+TargetQuantization = Literal["none", "int8"]
 
 
 class WorkerSettings(ServingSettings):
@@ -49,6 +50,10 @@ class TargetSettings(WorkerSettings):
         default_factory=lambda: unique_name("target"), min_length=1, description="Name of this worker; must be unique."
     )
     listen: Address = Field("127.0.0.1:50061", description="Where to serve: HOST:PORT or unix:/path.")
+    quantization: TargetQuantization = Field(
+        "none",
+        description="Weights of the target model: none, or int8 (on a CPU): another model, served as NAME-int8.",
+    )
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Processes that hold the model together, one GPU each; 1: this one alone."
     )

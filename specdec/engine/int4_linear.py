@@ -2,7 +2,7 @@
 
 A drafter is limited by reading its weights while it drafts. A prefill is limited by arithmetic, which the rounded form
 has more of: many rows take the weights as they are, and both forms are kept. Rounding changes what a drafter proposes a
-little, and the output not at all: the target decides. A target is never rounded.
+little, and the output not at all: the target decides. A target is never rounded like this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specdec.engine.linear_layers import replace_linears
 from specdec.engine.packed_linear import packed
 
 GROUP_SIZES = (32, 64, 128)
@@ -70,14 +71,9 @@ def can_round(model: Any) -> bool:
 @torch.inference_mode()
 def round_linears(model: Any) -> int:
     """Rounds every linear layer whose width a group divides, of a model that `can_round`. Returns how many."""
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
-                continue
-            group_size = next((size for size in GROUP_SIZES if child.in_features % size == 0), None)
-            if group_size is None or child.out_features % 16:
-                continue
-            setattr(parent, name, Int4Linear(child, group_size))
-            count += 1
-    return count
+    return replace_linears(model, _rounded_layer)
+
+
+def _rounded_layer(linear: nn.Linear) -> Int4Linear | None:
+    group_size = next((size for size in GROUP_SIZES if linear.in_features % size == 0), None)
+    return None if group_size is None or linear.out_features % 16 else Int4Linear(linear, group_size)

@@ -12,9 +12,9 @@ from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.graphs import CudaCapture
-from specdec.engine.int4_linear import can_round, round_linears
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.parallel import ParallelRunner, is_leader, join_ranks, read_parallel
+from specdec.engine.quantization import Rounding, choose_rounding, round_runner
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner, ranks_of
 from specdec.engine.self_test import self_test as run_self_test
 from specdec.engine.varlen import REFERENCE, HeadShape, PagedAttention, find_varlen
@@ -45,7 +45,7 @@ def load(
 
     kv_memory: bytes of KV (default 2 GiB). max_context: tokens of prompt and answer at most (default: the model's).
     vocabulary_size: real ids (default: what the folder's tokenizer says). drafts: for a drafter, whose rows may depend
-    on the rows beside them. quantization: none, int4, or auto (int4 for a drafter on a CPU in bf16). tensor_parallel:
+    on the rows beside them. quantization: none, int4, int8 or auto (see `choose_rounding`). tensor_parallel:
     ranks that hold it together, each of which must call this; then rank 0 leads and the others have to follow.
     self_test: only tests of other things may switch it off. Raises `ModelRefused`, and ValueError for a device or dtype
     that is not there.
@@ -56,10 +56,8 @@ def load(
     name = folder.stem if folder.suffix == ".gguf" else folder.name
     torch_dtype = resolve_dtype(dtype, device)
     model = _read(folder, torch_dtype, device, tensor_parallel)
-    may_round = drafts and quantization != "none" and can_round(model)
-    if quantization == "int4" and not may_round:
-        raise ValueError(f"quantization is int4, which needs a drafter in bf16 on a CPU, not {dtype} on {device}")
-    if tensor_parallel == 1 and not may_round:
+    rounding = choose_rounding(quantization, model, drafts=drafts, ranks=tensor_parallel)
+    if tensor_parallel == 1 and rounding is Rounding.NONE:
         pack_linears(model)
     runner = build_runner(
         model,
@@ -72,9 +70,8 @@ def load(
     )
     if self_test:
         runner.numeric_noise = run_self_test(runner)
-    if may_round and round_linears(model):  # after the test, which compares forwards of few and of many rows
-        pack_linears(model)
-        runner.dtype = "int4"
+    if rounding is not Rounding.NONE:  # after the test, which compares with the stock forward
+        round_runner(runner, rounding, self_test)
     if isinstance(runner, ParallelRunner) and is_leader():
         runner.lead()
     return runner

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from specdec.engine.linear_layers import replace_linears
+
 PROBE_ROWS = 4
 
 
@@ -35,22 +37,16 @@ def pack_linears(model: Any) -> int:
     """
     if model.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return 0
-    count = 0
     works: dict[tuple[int, int, bool], bool] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
-                continue
-            shape = (child.in_features, child.out_features, child.bias is not None)
-            replacement = packed(child) if works.get(shape, True) else None
-            if replacement is not None and shape not in works:
-                works[shape] = _same_bits(child, replacement)
-            if replacement is None or not works[shape]:
-                works[shape] = False
-                continue
-            setattr(parent, name, replacement)
-            count += 1
-    return count
+
+    def tried(linear: nn.Linear) -> PackedLinear | None:
+        shape = (linear.in_features, linear.out_features, linear.bias is not None)
+        replacement = packed(linear) if works.get(shape, True) else None
+        if shape not in works:
+            works[shape] = replacement is not None and _same_bits(linear, replacement)
+        return replacement if works[shape] else None
+
+    return replace_linears(model, tried)
 
 
 def packed(linear: nn.Linear) -> PackedLinear | None:

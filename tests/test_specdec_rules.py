@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec import digest as digests
 from specdec.accept import accept_invariant
 from specdec.candidates import EMPTY, ROOT, CandidateTree, InvalidCandidates
 from specdec.commit import FinishReason, TokenSource, commit
 from specdec.digest import DIGEST_BYTES, root_digest
 from specdec.log import Log, Place
+from specdec.observations import outcome
 from specdec.params import StopConditions
 
 A, C, B, P = TokenSource.ACCEPTED, TokenSource.CORRECTION, TokenSource.BONUS, TokenSource.PLAIN
@@ -204,3 +206,21 @@ def test_rolling_back_and_appending_again_gives_the_same_digest() -> None:
     log.roll_back(3)
     assert log.digest == before
     assert log.token_ids == [1, 2, 3]
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=5), st.binary(max_size=80))
+def test_a_chain_of_digests_is_one_extended_token_by_token(token_ids: list[int], secret: bytes) -> None:
+    digest = root_digest(secret, "model")
+    expected: list[bytes] = []
+    for token_id in token_ids:
+        expected.append(digests.extend(expected[-1] if expected else digest, token_id, secret))
+    assert digests.chain(digest, token_ids, secret) == expected
+
+
+@given(st.lists(st.integers(0, 1), max_size=5), st.lists(st.integers(0, 1), max_size=7))
+def test_a_chain_is_judged_as_any_tree_is(candidates: list[int], token_ids: list[int]) -> None:
+    chain = CandidateTree.chain(candidates)
+    quick = outcome(chain, token_ids), chain.below(token_ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CandidateTree, "is_chain", property(lambda tree: False))
+        assert (outcome(chain, token_ids), chain.below(token_ids)) == quick

@@ -16,7 +16,7 @@ from services import event_loop, logs
 from services.model_fetch import ModelHome
 from services.models import ModelNotAvailable, resolve
 from services.start_error import ExitCode, StartError
-from services.torch_threads import wait_briefly
+from services.torch_threads import in_passing_thread, wait_briefly
 from services.turns import CpuTurn, TakingTurns, default_path
 from specdec.messages import Identity, Role
 from specdec.vocabulary import InvalidTokenizer, VocabularyDigest
@@ -92,8 +92,9 @@ def load_model(settings: WorkerSettings, folder: Path, patience: float, **choice
     from specdec.engine.loading import load
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model: LanguageModel = load(
+
+    def read() -> LanguageModel:
+        return load(
             folder,
             dtype=settings.dtype,
             threads=settings.threads,
@@ -102,6 +103,9 @@ def load_model(settings: WorkerSettings, folder: Path, patience: float, **choice
             max_context=settings.max_context,
             **choices,
         )
+
+    try:
+        model = in_passing_thread(read) if settings.device == "cpu" else read()
     except (ModelRefused, InvalidTokenizer, ValueError) as error:
         raise StartError(str(error)) from error
     if settings.cpu_turns and settings.device == "cpu":

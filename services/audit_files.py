@@ -60,9 +60,14 @@ class AuditFolder:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
         path = self._folder / f"audit-{stamp}.{int(now * 1e6) % 10**6:06d}Z-{mismatch.case.sequence_id}.json"
         content = json.dumps(as_dict(mismatch), indent=1, allow_nan=False)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(content + "\n")
-        return path
+        part = path.with_suffix(".part")  # who watches the folder finds whole files only
+        try:
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(content + "\n")
+            return part.rename(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def as_dict(mismatch: Mismatch) -> dict[str, Any]:

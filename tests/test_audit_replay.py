@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -169,6 +171,18 @@ def test_files_are_for_their_owner_only_and_the_oldest_make_room(tmp_path: Path)
 
     assert found_in(tmp_path / "audit") == written[-3:]
     assert {stat.S_IMODE(path.stat().st_mode) for path in written[-3:]} == {0o600}
+
+
+def test_of_a_file_that_could_not_be_written_whole_nothing_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_full_disk(descriptor: int, mode: str, encoding: str) -> IO[Any]:
+        os.close(descriptor)
+        return open("/dev/full", mode, encoding=encoding)
+
+    monkeypatch.setattr(os, "fdopen", on_full_disk)
+    assert "could not be kept" in AuditFolder(tmp_path)(mismatch(GenerationRequest((1, 2))))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:

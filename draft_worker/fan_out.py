@@ -151,17 +151,6 @@ def doubts_of(tree: CandidateTree) -> list[Doubt]:
     return doubts
 
 
-def likeliest_path(tree: CandidateTree) -> list[int]:
-    """Tokens along the first children: drafters put the likeliest sibling first."""
-    path: list[int] = []
-    node = ROOT
-    for i, parent in enumerate(tree.parents):
-        if parent == node:
-            path.append(tree.token_ids[i])
-            node = i
-    return path
-
-
 def narrowed(tree: CandidateTree, width: int) -> CandidateTree:
     """Only the first `width` siblings at each node, and what lies below them."""
     new_index = {ROOT: ROOT}

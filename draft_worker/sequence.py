@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_worker.fan_out import RUNNER_UPS, Branch, Doubt, FanOut, doubts_of, likeliest_path, narrowed
+from draft_worker.fan_out import RUNNER_UPS, Branch, Doubt, FanOut, doubts_of, narrowed
 from specdec.candidates import CandidateTree
 from specdec.drafter import DraftJob
 from specdec.grammar import TokenMask
@@ -119,7 +119,7 @@ class DraftSequence:
         self.in_flight.append(len(self.log))
 
     def _grow(self, tree: CandidateTree) -> None:
-        path = likeliest_path(tree)
+        path = tree.likeliest_path
         self.log.append(path)
         self.fan_out.doubts += doubts_of(tree) if self._fans_out else [_NO_DOUBT] * len(path)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specdec.candidates import ROOT, CandidateTree
+from specdec.candidates import CandidateTree
 from specdec.log import Log, Place
 from specdec.observations import BlockOutcome, Trial, outcome
 
@@ -29,17 +29,7 @@ class _Block:
     path: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.path = self.candidates.token_ids if self.candidates.is_chain else _first_children(self.candidates)
-
-
-def _first_children(candidates: CandidateTree) -> list[int]:
-    path: list[int] = []
-    node = ROOT
-    for i, parent in enumerate(candidates.parents):
-        if parent == node:
-            path.append(candidates.token_ids[i])
-            node = i
-    return path
+        self.path = self.candidates.likeliest_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ One channel per worker and one stream on it, which multiplexes all sequences.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -55,7 +56,7 @@ class LinkConfig:
     channel: ChannelConfig = field(default_factory=ChannelConfig)
 
 
-class _GrpcLink(Generic[Item, Result]):
+class _GrpcLink(ABC, Generic[Item, Result]):
     """What both roles share. Made anywhere, used from one event loop."""
 
     _codec: LinkCodec[Item, Result]
@@ -130,8 +131,8 @@ class _GrpcLink(Generic[Item, Result]):
     def _counted(self, role: Role) -> grpc.aio.Channel:
         return cast(grpc.aio.Channel, CountingChannel(self._channel, self._counters, role))
 
-    def _call(self) -> grpc.aio.StreamStreamCall[Any, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _call(self) -> grpc.aio.StreamStreamCall[Any, Any]: ...
 
     async def _answer(self, call: grpc.aio.UnaryUnaryCall[Any, Answer]) -> Answer:
         """The response of a call. Raises LinkError."""

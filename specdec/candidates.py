@@ -6,6 +6,7 @@ branch. `parents[i] < i`, so a tree is read from the root outwards in index orde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -86,12 +87,20 @@ class CandidateTree:
     @property
     def certainty(self) -> float:
         """The product of the drafter's confidences down the likeliest path; 1 if it does not say."""
-        certainty, node = 1.0, ROOT
-        for i, parent in enumerate(self.parents if self.confidences else ()):
-            if parent == node:  # the first child of the path so far
-                certainty *= self.confidences[i]
-                node = i
-        return certainty
+        return math.prod(self.confidences[i] for i in self._first_children()) if self.confidences else 1.0
+
+    @property
+    def likeliest_path(self) -> Sequence[int]:
+        """Its tokens: drafters put the likeliest sibling first."""
+        return self.token_ids if self.is_chain else [self.token_ids[i] for i in self._first_children()]
+
+    def _first_children(self) -> list[int]:
+        """Candidates from the root on, each the first that follows the one before."""
+        nodes: list[int] = []
+        for i, parent in enumerate(self.parents):
+            if parent == (nodes[-1] if nodes else ROOT):
+                nodes.append(i)
+        return nodes
 
     @property
     def is_chain(self) -> bool:

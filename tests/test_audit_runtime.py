@@ -4,93 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scheduler import counters as names
-from scheduler.audit import (
-    NO_AUDIT,
-    AuditCase,
-    AuditConfig,
-    Difference,
-    Sink,
-    compare,
-    ignore,
-    is_near_tie,
-    largest_near_tie,
-)
+from scheduler.audit import NO_AUDIT, AuditCase, Difference, compare
 from scheduler.request import Finished, GenerationRequest, SpeculationSummary
 from scheduler.scheduler import Scheduler
 from services.metrics import role_metrics
-from services.telemetry.metrics import Metrics
 from specdec.commit import FinishReason
 from specdec.drafters.ngram import NgramDrafter
 from specdec.messages import Identity, Role, TargetOpen
 from specdec.params import AcceptRule, SamplingParams, StopConditions
 from target_worker.config import TargetConfig
 from target_worker.worker import TargetWorker
+from tools.audited import EVERY, LAW, PENALISED, EndsAt, audited, deployment, mixed
 from tools.cases import GREEDY, SAMPLED, prompts
 from tools.deployment import Deployment, DraftSpec, quick_config
 from tools.exposition import by_label, samples, value
 from tools.identities import draft_identity
 from tools.network import Endpoint, Network
-from tools.planted import BatchNoiseModel, Found, StaleKvModel, forbid_the_winner, shift_verify_rows
+from tools.planted import Found, StaleKvModel, shift_verify_rows
 from tools.process import SECRET
 from tools.real_system import patient_config, real_runner
 from tools.recorder import MemoryRecorder
-from tools.table_drafter import TableDrafter
-from tools.table_law import TableLaw
 from tools.table_model import TableModel
 from tools.waiting import until
-
-LAW = TableLaw()
-EVERY = AuditConfig(share=1.0, queue=256, poll=0.01, timeout=5.0)
-PENALISED = replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)
-EDITED = replace(GREEDY, logit_bias=((3, 4.0), (5, -100.0)), bad_words=((7,), (8, 9)), repetition_penalty=1.1)
-
-
-def deployment(
-    metrics: Metrics, model: TableModel, audit: AuditConfig = EVERY, found: Sink = ignore, agreement: float = 0.7
-) -> Deployment:
-    drafter = TableDrafter(LAW, agreement)
-    return Deployment([model], [drafter], quick_config(), counters=metrics, audit=audit, on_mismatch=found)
-
-
-async def audited(metrics: Metrics, count: int) -> dict[str, float]:
-    """The outcomes, once there are `count`."""
-    await until(lambda: sum(by_label(metrics, names.AUDITS).values()) >= count, f"{count} audits", patience=60.0)
-    return by_label(metrics, names.AUDITS)
-
-
-class EndsAt:
-    """A text-level stop behind so many tokens."""
-
-    def __init__(self, length: int) -> None:
-        self._left = length
-
-    def ends_after(self, token_ids: Sequence[int]) -> int | None:
-        kept, self._left = self._left, self._left - len(token_ids)
-        return kept if self._left <= 0 else None
-
-
-def mixed(count: int) -> list[GenerationRequest]:
-    """Greedy and sampled, with penalties, edits, stop tokens, least lengths and text-level stops."""
-    laws = (GREEDY, SAMPLED, PENALISED, EDITED)
-    return [
-        GenerationRequest(
-            prompt,
-            replace(laws[i % 4], seed=i),
-            max_tokens=4 + i % 13,
-            min_tokens=i % 5,
-            stop_token_ids=frozenset({11, 12}) if i % 3 == 0 else frozenset(),
-            watcher=EndsAt(1 + i % 11) if i % 5 == 0 else None,
-            draft_length=1 + i % 6,
-        )
-        for i, prompt in enumerate(prompts(count))
-    ]
 
 
 async def test_it_is_silent_over_two_hundred_honest_answers() -> None:
@@ -149,99 +90,6 @@ async def test_a_replay_shares_no_kv_with_what_was_served() -> None:
         assert system.targets[0].worker.load().prefix_hit_tokens == 0
         await system.generate(request)
         assert system.targets[0].worker.load().prefix_hit_tokens > 0
-
-
-async def test_a_difference_below_the_noise_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, found = role_metrics("scheduler"), Found()
-    shift_verify_rows(monkeypatch)
-    audit = replace(EVERY, noise=1000.0)
-    async with deployment(metrics, TableModel(LAW), audit, found) as system:
-        await system.generate(GenerationRequest((1, 2, 3), GREEDY, max_tokens=20))
-        outcomes = await audited(metrics, 1)
-
-    assert outcomes == {"near_tie": 1}
-    assert found.mismatches == []
-    assert value(metrics, names.AUDIT_MISMATCHES) == 0
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, replace(SAMPLED, top_p=1.0), replace(PENALISED, top_p=1.0)],
-    ids=["greedy", "sampled", "penalised"],
-)
-async def test_measured_noise_tells_a_near_tie_from_a_fault(
-    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In logits, as the target measures it: the margin at the difference is one of log p + g, or of logits that a
-    penalty has scaled. Without a filter, at whose edge so much noise would let other tokens in."""
-
-    async def outcome(numeric_noise: float, audit: AuditConfig = EVERY) -> str:
-        metrics, model = role_metrics("scheduler"), TableModel(LAW)
-        model.numeric_noise = numeric_noise
-        async with deployment(metrics, model, audit, found) as system:
-            await system.generate(GenerationRequest((1, 2, 3), sampling, max_tokens=12))
-            (what,) = (await audited(metrics, 1)).keys()
-        return what
-
-    found = Found()
-    forbid_the_winner(monkeypatch, position=8)
-    assert await outcome(0.0) == "mismatch"
-    margin = found.mismatches[0].difference.margin
-    assert margin
-    logits = margin * (sampling.temperature or 1.0) / sampling.repetition_penalty
-
-    assert await outcome(logits * 0.999) == "mismatch"  # the difference is just above the noise
-    assert found.mismatches[1].noise == pytest.approx(margin * 0.999)
-    assert await outcome(logits * 1.001) == "near_tie"
-    assert await outcome(logits * 1.001, replace(EVERY, noise=0.0)) == "mismatch"  # a noise that is set holds
-    assert await outcome(0.0, replace(EVERY, noise=logits * 1.001)) == "near_tie"
-
-
-@pytest.mark.parametrize("told", [True, False])
-async def test_it_is_silent_over_honest_answers_of_a_target_with_noise(told: bool) -> None:
-    """Which would be mismatches, if the target had not told of it."""
-    metrics = role_metrics("scheduler")
-    model = BatchNoiseModel(LAW, amount=0.1)
-    if not told:
-        model.numeric_noise = 0.0
-    async with deployment(metrics, model) as system:
-        await asyncio.gather(*(system.generate(request) for request in mixed(16)))
-        outcomes = await audited(metrics, 16)
-
-    assert outcomes.keys() - {"equal"} == {"near_tie" if told else "mismatch"}
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_a_fault_is_found_on_a_target_with_noise(
-    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metrics = role_metrics("scheduler")
-    shift_verify_rows(monkeypatch)
-    async with deployment(metrics, BatchNoiseModel(LAW, amount=0.005)) as system:
-        for prompt in prompts(4):
-            await system.generate(GenerationRequest(prompt, sampling, max_tokens=20))
-        assert (await audited(metrics, 4)).get("mismatch", 0) >= 1
-
-
-@pytest.mark.parametrize(
-    ("margin", "noise", "near"),
-    [(0.5, 0.4, False), (0.5, 0.5, True), (0.5, 0.6, True), (0.0, 0.0, False), (0.0, 0.1, True), (None, 9.0, False)],
-)
-def test_a_near_tie_is_won_by_no_more_than_the_noise(margin: float | None, noise: float, near: bool) -> None:
-    assert is_near_tie(margin, noise) is near
-
-
-@pytest.mark.parametrize(
-    ("sampling", "largest"),
-    [
-        (GREEDY, 0.5),
-        (replace(GREEDY, temperature=0.25), 2.0),
-        (replace(GREEDY, repetition_penalty=2.0), 1.0),
-        (replace(GREEDY, temperature=2.0, repetition_penalty=0.5), 0.5),
-    ],
-)
-def test_noise_of_logits_is_turned_into_that_of_margins(sampling: SamplingParams, largest: float) -> None:
-    assert largest_near_tie(0.5, sampling) == largest
 
 
 async def test_it_waits_until_the_target_is_idle() -> None:

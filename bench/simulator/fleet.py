@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class FleetConfig:
     token_budget: int = TOKEN_BUDGET
 
 
-class Process:
+class Process(ABC):
     """Something with one thread: `busy` seconds so far, and items waiting for it."""
 
     def __init__(self, env: simpy.Environment) -> None:
@@ -62,8 +63,8 @@ class Process:
         self._woken = self._env.event()
         return self._woken
 
-    def _run(self) -> Steps:
-        raise NotImplementedError
+    @abstractmethod
+    def _run(self) -> Steps: ...
 
 
 class Fleet:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from scheduler.audit import Mismatch
 from specdec.candidates import CandidateTree
 from specdec.engine.model import Segment
 from specdec.law import Law
-from specdec.params import Report
 from target_worker.decide import Decision, decide, row_paths
 from tools.table_law import TableLaw
 from tools.table_model import TableModel
@@ -22,43 +22,33 @@ from tools.table_model import TableModel
 
 def shift_verify_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verify judges each candidate by the row of the one before it."""
-
-    def shifted(
-        law: Law,
-        candidates: CandidateTree,
-        logits: Tensor,
-        log_length: int,
-        context_length: int,
-        report: Report,
-        drawn: Sequence[int] | None = None,
-    ) -> Decision:
-        if len(candidates):
-            logits = logits.roll(1, dims=0)
-        return decide(law, candidates, logits, log_length, context_length, report, drawn)
-
-    monkeypatch.setattr(target_worker.step, "decide", shifted)
+    _change_verifies(monkeypatch, lambda law, candidates, logits, log_length: logits.roll(1, dims=0))
 
 
 def forbid_the_winner(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
     """In a verify the token at `position` of the log is the one that came second."""
 
-    def forbidden(
-        law: Law,
-        candidates: CandidateTree,
-        logits: Tensor,
-        log_length: int,
-        context_length: int,
-        report: Report,
-        drawn: Sequence[int] | None = None,
-    ) -> Decision:
-        if len(candidates):
-            logits = logits.clone()
-            for row, path in enumerate(row_paths(candidates)):
-                if log_length + len(path) == position:
-                    logits[row, law.draw(logits[row : row + 1], [path])] = -torch.inf
-        return decide(law, candidates, logits, log_length, context_length, report, drawn)
+    def forbidden(law: Law, candidates: CandidateTree, logits: Tensor, log_length: int) -> Tensor:
+        logits = logits.clone()
+        for row, path in enumerate(row_paths(candidates)):
+            if log_length + len(path) == position:
+                logits[row, law.draw(logits[row : row + 1], [path])] = -torch.inf
+        return logits
 
-    monkeypatch.setattr(target_worker.step, "decide", forbidden)
+    _change_verifies(monkeypatch, forbidden)
+
+
+def _change_verifies(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Law, CandidateTree, Tensor, int], Tensor]
+) -> None:
+    """change: logits of the rows of a verify -> those that it is judged by."""
+
+    def changed(law: Law, candidates: CandidateTree, logits: Tensor, log_length: int, *others: Any) -> Decision:
+        if len(candidates):
+            logits = change(law, candidates, logits, log_length)
+        return decide(law, candidates, logits, log_length, *others)
+
+    monkeypatch.setattr(target_worker.step, "decide", changed)
 
 
 class BatchNoiseModel(TableModel):

@@ -100,7 +100,7 @@ class _Engine:
         from services.models import resolve
         from specdec.engine.loading import load
 
-        common: dict[str, Any] = {"threads": options.threads, "self_test": False, "max_context": 2048}
+        common: dict[str, Any] = {"threads": options.threads, "max_context": 2048}
         self._target = load(resolve(TARGET), **common, **_pairs(options.target_load))
         self._draft = load(resolve(DRAFT), **common, drafts=True, quantization=options.draft_quantization)
         self._rows = 1 + options.draft_length

@@ -70,7 +70,7 @@ def stock_step(model: Any, context: list[int], rows: tuple[int, ...]) -> Callabl
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    runner = load(arguments.model, dtype=arguments.dtype, threads=arguments.threads, self_test=False)
+    runner = load(arguments.model, dtype=arguments.dtype, threads=arguments.threads)
     stock = read_model(arguments.model, resolve_dtype(arguments.dtype, "cpu")).eval()
     draw = random.Random(0)
     context = [draw.randrange(runner.vocabulary_size) for _ in range(arguments.context)]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.engine.layout import LARGE_KEYS, SMALL_KEYS, padded_keys, padded_rows
+from specdec.engine.layout import LARGE_KEYS, SMALL_KEYS, padded_keys
 from specdec.engine.model import Segment
+from specdec.engine.packing import LOOSE, PADDED, SINGLE
 from specdec.engine.runner import ModelRunner
 from specdec.log import Log
 from tools.engine import draw_tokens, feed, feed_in_chunks, stock_logits, tiny_model, tiny_runner
@@ -60,6 +61,8 @@ def test_the_two_implementations_agree() -> None:
 
 
 def test_padding_follows_the_rule_of_row_independence() -> None:
-    assert [padded_rows(n) for n in (0, 1, 4, 5, 16, 17)] == [4, 4, 4, 8, 16, 20]
+    assert [PADDED.rows(n) for n in (0, 1, 4, 5, 16, 17)] == [4, 4, 4, 8, 16, 20]
+    assert [SINGLE.rows(n) for n in (0, 1, 4, 5, 16, 17)] == [4, 4, 4, 5, 16, 17]
+    assert [LOOSE.rows(n) for n in (1, 2, 5)] == [1, 2, 5]
     keys = [1, SMALL_KEYS, SMALL_KEYS + 1, LARGE_KEYS, LARGE_KEYS + 1, 2 * LARGE_KEYS, 2 * LARGE_KEYS + 1]
     assert [padded_keys(n) for n in keys] == [64, 64, 128, 512, 1024, 1024, 1536]

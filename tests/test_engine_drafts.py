@@ -15,6 +15,7 @@ from specdec.engine.int4_linear import LEVELS, MOST_ROUNDED_ROWS, Int4Linear, ro
 from specdec.engine.layout import SequenceRows, pack
 from specdec.engine.loading import build_runner, load
 from specdec.engine.model import Segment
+from specdec.engine.packing import LOOSE
 from specdec.log import Log
 from specdec.params import SamplingParams, StopConditions
 from tools.engine import draw_tokens, feed, feed_in_chunks, tiny_model, tiny_runner
@@ -67,10 +68,10 @@ def test_only_what_a_group_divides_is_rounded() -> None:
 def test_a_drafter_on_the_cpu_is_rounded_and_a_target_never(tmp_path: Path) -> None:
     tiny_model("Llama").save_pretrained(tmp_path)
     draft = load(tmp_path, dtype="bf16", kv_memory=2**24, drafts=True, quantization="auto")
-    assert (draft.dtype, draft.exact) == ("int4", False)
+    assert (draft.dtype, draft.packing.exact) == ("int4", False)
     assert load(tmp_path, dtype="bf16", kv_memory=2**24, drafts=True).dtype == "bfloat16"
     target = load(tmp_path, dtype="bf16", kv_memory=2**24, quantization="auto")
-    assert (target.dtype, target.exact) == ("bfloat16", True)
+    assert (target.dtype, target.packing.exact) == ("bfloat16", True)
     with pytest.raises(ValueError, match="quantization is int4, which needs a drafter in bf16 on a CPU"):
         load(tmp_path, dtype="fp32", kv_memory=2**24, drafts=True, quantization="int4")
 
@@ -93,7 +94,7 @@ def test_loose_packing_computes_the_same(rows: int) -> None:
 
 def test_loose_packing_pads_nothing_for_one_row() -> None:
     sequence = SequenceRows((7,), None, 60, torch.arange(2, 66).numpy())
-    layout = pack([sequence], torch.device("cpu"), exact=False)
+    layout = pack([sequence], torch.device("cpu"), LOOSE)
     assert layout.token_ids.shape == (1, 1)
     assert [tuple(group.positions.shape) for group in layout.groups] == [(1, 1)]
     assert pack([sequence], torch.device("cpu")).token_ids.shape == (1, 4)

@@ -12,6 +12,7 @@ from specdec.candidates import CandidateTree
 from specdec.engine.layout import ZERO_SLOT
 from specdec.engine.loading import load
 from specdec.engine.model import Segment
+from specdec.engine.numeric_noise import COMPARED_ROWS, exact_packing
 from specdec.engine.runner import ModelRunner
 from specdec.log import Log
 from tools.engine import draw_tokens, feed, feed_in_chunks, stock_logits, tiny_model, tiny_runner
@@ -25,12 +26,14 @@ SLOW_CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17, 20, 23, 24, 29, 31
 @pytest.fixture(params=["Llama-fp32", "Llama-bf16", "Qwen2-fp32", "Qwen2-bf16"], scope="module")
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     kind, dtype = request.param.split("-")
-    return tiny_runner(tiny_model(kind, DTYPES[dtype]))
+    runner = tiny_runner(tiny_model(kind, DTYPES[dtype]))
+    runner.packing = exact_packing(runner, draw_tokens(COMPARED_ROWS))
+    return runner
 
 
 @pytest.fixture(params=["fp32", "bf16"], scope="module")
 def real_runner(request: pytest.FixtureRequest, smollm2: Path) -> ModelRunner:
-    return load(smollm2, dtype=request.param, threads=2, kv_memory=2**29, max_context=1024, self_test=False)
+    return load(smollm2, dtype=request.param, threads=2, kv_memory=2**29, max_context=1024)
 
 
 def check_chunks(runner: ModelRunner, length: int, chunks: tuple[int, ...], most: int = 12) -> None:

@@ -122,7 +122,7 @@ def test_neighbours_change_no_bit_of_a_sequence(runner: ModelRunner) -> None:
 def test_only_a_target_that_asks_for_it_is_rounded(tmp_path: Path) -> None:
     tiny_model("Llama").save_pretrained(tmp_path)
     target = load(tmp_path, dtype="bf16", kv_memory=2**24, quantization="int8")
-    assert (target.dtype, target.exact, target.numeric_noise) == ("int8", True, 0.0)
+    assert (target.dtype, target.packing.exact, target.numeric_noise) == ("int8", True, 0.0)
     assert load(tmp_path, dtype="bf16", kv_memory=2**24).dtype == "bfloat16"
     for wrong in ({"drafts": True}, {"dtype": "fp32"}):
         with pytest.raises(ValueError, match="quantization is int8, which needs a target alone in bf16 on a CPU"):

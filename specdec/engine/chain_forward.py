@@ -12,7 +12,8 @@ import torch
 
 from specdec.engine import attention
 from specdec.engine.graphs import Bucket, Capture, Recording, bucket_of
-from specdec.engine.layout import SequenceRows, padded_rows
+from specdec.engine.layout import SequenceRows
+from specdec.engine.packing import Packing
 from specdec.engine.page_tables import ChainLayout, TableShape, pack_chains, unpack
 from specdec.engine.varlen import PagedAttention
 
@@ -70,7 +71,7 @@ class ChainForward:
         *,
         page_size: int,
         context_length: int,
-        exact: bool,
+        packing: Packing,
         capture: Capture | None,
     ) -> None:
         self.layers_called: list[int] = []
@@ -80,7 +81,7 @@ class ChainForward:
         self._attend = attend
         self._page_size = page_size
         self._context_length = context_length
-        self._exact = exact
+        self._packing = packing
         self._capture = capture
         self._played: dict[Bucket, _Played] = {}
 
@@ -104,10 +105,10 @@ class ChainForward:
 
     def _run_eagerly(self, sequences: Sequence[SequenceRows], wanted: Sequence[int], most_rows: int) -> torch.Tensor:
         count = sum(len(sequence.token_ids) for sequence in sequences)
-        rows = padded_rows(count, self._exact)
+        rows = self._packing.rows(count)
         shape = self._shape(rows, len(sequences) + rows - count, most_rows)
         buffer = torch.from_numpy(pack_chains(sequences, wanted, shape, self._page_size)).to(self._kv.device)
-        return self._forward(buffer, shape, padded_rows(len(wanted), self._exact))
+        return self._forward(buffer, shape, self._packing.rows(len(wanted)))
 
     def _played_for(self, bucket: Bucket, sequences: Sequence[SequenceRows], wanted: Sequence[int]) -> _Played | None:
         played = self._played.get(bucket)

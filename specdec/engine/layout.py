@@ -3,12 +3,12 @@
 A row's bits must not depend on the rows beside it, nor on how its sequence was cut into forwards. Kernels choose their
 order of summation by shape, so every shape that a row meets is a function of its own absolute position:
 
-- the rows of a forward are padded to a multiple of 4;
+- the rows of a forward are padded to counts that give equal bits (see `packing`);
 - attention runs in *tiles* of 8 query positions, aligned to the absolute position, each with its own row of a batch;
 - a tile's keys are padded to a multiple of 64 up to 512 and of 512 beyond;
 - a tree row reads a gather of its own path in order, so it sees what a chain would see.
 
-That is *exact* packing, which a target needs. A drafter may be packed loosely: nothing is padded that would only cost.
+That is *exact* packing, which a target needs. A drafter may be packed loosely.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec.candidates import ROOT
+from specdec.engine.packing import PADDED, Packing
 
-ROW_MULTIPLE = 4
 TILE = 8
 SMALL_KEYS = 64
 LARGE_KEYS = 512
@@ -41,10 +41,6 @@ KEYS_PER_CALL = 2**17
 """Keys gathered for one attention call at most, to bound memory."""
 
 Ints = NDArray[np.int64]
-
-
-def padded_rows(count: int, exact: bool = True) -> int:
-    return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE) if exact else max(count, 1)
 
 
 def padded_keys(count: int) -> int:
@@ -94,13 +90,12 @@ class Layout:
     place_of_row: torch.Tensor  # [T]; index into the places of all tiles of all groups, in order
 
 
-def pack(sequences: Sequence[SequenceRows], device: torch.device, exact: bool = True) -> Layout:
-    """Packs the sequences' rows in order; sequence s starts at the sum of the row counts before it. exact: no row's
-    bits depend on what it is packed with."""
+def pack(sequences: Sequence[SequenceRows], device: torch.device, packing: Packing = PADDED) -> Layout:
+    """Packs the sequences' rows in order; sequence s starts at the sum of the row counts before it."""
     count = sum(len(s.token_ids) for s in sequences)
     few = max(len(s.token_ids) for s in sequences) <= FEW_ROWS
-    tile_size = 1 if few and not exact else TILE
-    token_ids = np.zeros(padded_rows(count, exact), np.int64)
+    tile_size = 1 if few and not packing.exact else TILE
+    token_ids = np.zeros(packing.rows(count), np.int64)
     positions = np.zeros_like(token_ids)
     write_slots = np.full_like(token_ids, TRASH_SLOT)
     paths: list[_Path] = []

@@ -13,6 +13,7 @@ from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.graphs import CudaCapture
 from specdec.engine.packed_linear import pack_linears
+from specdec.engine.packing import LOOSE, PADDED
 from specdec.engine.parallel import ParallelRunner, is_leader, join_ranks, read_parallel
 from specdec.engine.quantization import Rounding, choose_rounding, round_runner
 from specdec.engine.runner import PAGE_SIZE_CPU, PAGE_SIZE_CUDA, KvShape, ModelRunner, ranks_of
@@ -190,7 +191,7 @@ def build_runner(
         kv_blocks=blocks,
         page_size=page_size,
         implementation=gather,
-        exact=exact,
+        packing=PADDED if exact else LOOSE,
         paged=paged,
         capture=CudaCapture(model.device) if graphs and paged is not None and model.device.type == "cuda" else None,
     )

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from specdec.engine.model import Segment
-from specdec.engine.runner import ModelRunner
+from specdec.engine.packing import PADDED, SINGLE, Packing
+from specdec.engine.runner import ModelRunner, ranks_of
 from specdec.log import Log
 
 PREFIX_LENGTH = 21
@@ -17,6 +18,11 @@ ROWS = 4
 ROUNDINGS = 2.0
 """Rounding steps of the largest logit by which a gap moves at least, where anything moves at all: each of two logits
 may be rounded to its neighbour. A few rows that came out equal do not show that all do."""
+
+COMPARED_ROWS = 40
+"""In the forward that others of fewer rows must equal."""
+COMPARED_COUNTS = (5, 6, 7, 9, 10, 11, 13, 17, 18, 31)
+"""Every way to be no multiple of 4, with few rows and with many."""
 
 _STRANGER = "stranger"
 _TREE = (-1, -1, 0, 1)
@@ -41,6 +47,32 @@ def numeric_noise(runner: ModelRunner, token_ids: Sequence[int]) -> float:
         return 0.0
     rounding = torch.finfo(runner.model.dtype).eps * plain.abs().max().item()
     return max(2 * moved, ROUNDINGS * rounding)
+
+
+def exact_packing(runner: ModelRunner, token_ids: Sequence[int]) -> Packing:
+    """`SINGLE` if, on this model and machine, forwards of any number of rows give a row the same bits; else `PADDED`.
+
+    On CUDA row counts come from the graphs, and ranks that share a model must agree on them: `PADDED` there. Raises
+    ValueError if the KV memory does not hold it. token_ids: at least `COMPARED_ROWS`; the runner's sequences must all
+    be closed.
+    """
+    if runner.model.device.type != "cpu" or ranks_of(runner.model) > 1:
+        return PADDED
+    before, runner.packing = runner.packing, SINGLE
+    try:
+        whole = _from_start(runner, token_ids[:COMPARED_ROWS])
+        same = all(torch.equal(_from_start(runner, token_ids[:count]), whole[:count]) for count in COMPARED_COUNTS)
+    finally:
+        runner.packing = before
+    return SINGLE if same else PADDED
+
+
+def _from_start(runner: ModelRunner, token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits of one forward over a sequence's first tokens, [len(token_ids), vocab]."""
+    with _opened(runner, ("row",)):
+        if not runner.reserve("row", len(token_ids)):
+            raise ValueError("the KV memory does not hold the self-test: raise kv_memory")
+        return runner.forward([Segment("row", tuple(token_ids), None, len(token_ids))])[0]
 
 
 def _logits(runner: ModelRunner, chunks: Sequence[tuple[int, ...]], beside: bool = False) -> torch.Tensor:

@@ -12,7 +12,7 @@ from specdec.engine.fused_linear import fuse_linears
 from specdec.engine.int4_linear import can_round, round_linears
 from specdec.engine.int8_linear import can_round_to_int8, round_linears_to_int8
 from specdec.engine.model import Segment
-from specdec.engine.numeric_noise import numeric_noise
+from specdec.engine.numeric_noise import exact_packing, numeric_noise
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.runner import ModelRunner
 from specdec.log import Log
@@ -82,6 +82,7 @@ def check_rounded(runner: ModelRunner, before: torch.Tensor) -> None:
             f"{runner.name} does not bear weights of 8 bits: its logits move by {error:.2g} standard deviations, "
             f"at most {LARGEST_MEAN_ERROR} are allowed; set quantization to none"
         )
+    runner.packing = exact_packing(runner, _probe_tokens(runner))
     runner.numeric_noise = numeric_noise(runner, _probe_tokens(runner))
     if runner.numeric_noise > 0:
         raise ModelRefused(

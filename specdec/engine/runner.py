@@ -15,8 +15,9 @@ from specdec.engine import attention
 from specdec.engine.block_pool import RESERVED_BLOCKS, BlockPool
 from specdec.engine.chain_forward import ChainForward
 from specdec.engine.graphs import Capture
-from specdec.engine.layout import Ints, SequenceRows, is_chain, pack, padded_rows
+from specdec.engine.layout import Ints, SequenceRows, is_chain, pack
 from specdec.engine.model import Segment
+from specdec.engine.packing import PADDED, Packing
 from specdec.engine.varlen import PagedAttention
 from specdec.log import Log
 
@@ -80,13 +81,12 @@ class ModelRunner:
         kv_blocks: int,
         page_size: int = PAGE_SIZE_CPU,
         implementation: str = "sdpa",
-        exact: bool = True,
+        packing: Packing = PADDED,
         paged: PagedAttention | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """exact: a row's bits depend on its own sequence alone, as a target's must. implementation: of the attention
-        over gathered keys. paged: the attention over block tables, which then takes all chains; capture: records its
-        graphs."""
+        """implementation: of the attention over gathered keys. paged: the attention over block tables, which then takes
+        all chains; capture: records its graphs."""
         self.name = name
         self.vocabulary_size = vocabulary_size
         self.context_length = context_length
@@ -94,7 +94,7 @@ class ModelRunner:
         self._device: torch.device = model.device
         self.device = str(model.device)
         self.dtype = str(model.dtype).removeprefix("torch.")
-        self.exact = exact
+        self.packing = packing
         self.numeric_noise = 0.0
         self._attend = attention.IMPLEMENTATIONS[implementation]
         self._pool = BlockPool(kv_blocks, page_size)
@@ -111,7 +111,7 @@ class ModelRunner:
                 paged,
                 page_size=page_size,
                 context_length=context_length,
-                exact=exact,
+                packing=packing,
                 capture=capture,
             )
         self._sequences: dict[str, _Sequence] = {}
@@ -183,7 +183,7 @@ class ModelRunner:
         if self._chains is not None and all(is_chain(sequence.parents) for sequence in rows):
             logits = self._run_chains(self._chains, rows, _wanted_rows(segments))
         else:
-            layout = pack(rows, self._device, self.exact)
+            layout = pack(rows, self._device, self.packing)
             logits = self._run(attention.PagedForward(layout, self._kv, self._attend), _wanted_rows(segments))
         for sequence, segment in zip(sequences, segments, strict=True):
             sequence.segment = segment
@@ -201,7 +201,7 @@ class ModelRunner:
         """Logits of the wanted rows, float32, [wanted, vocabulary_size]."""
         layout = forward.layout
         # The output layer is padded too: its bits depend on its row count like any other.
-        padded = wanted + [0] * (padded_rows(len(wanted), self.exact) - len(wanted))
+        padded = wanted + [0] * (self.packing.rows(len(wanted)) - len(wanted))
         with attention.running(forward):
             output = self.model(
                 input_ids=layout.token_ids,

@@ -19,7 +19,7 @@ import torch
 from specdec.engine import attention
 from specdec.engine.errors import ModelRefused
 from specdec.engine.model import Segment
-from specdec.engine.numeric_noise import numeric_noise
+from specdec.engine.numeric_noise import exact_packing, numeric_noise
 from specdec.engine.parallel import whole
 from specdec.engine.runner import ModelRunner
 from specdec.engine.tiny_config import TINY_VOCABULARY, tiny_config
@@ -176,8 +176,9 @@ def check_weights(runner: ModelRunner) -> float:
     rows = _guarded(lambda: list(_probe(runner, probe)))
     for row, stock in _with_stock(runner, rows):
         _compare(row.logits, stock, torch.finfo(runner.model.dtype).eps)
-    if not runner.exact:
+    if not runner.packing.exact:
         return 0.0
+    runner.packing = _guarded(lambda: exact_packing(runner, probe))
     _check_neighbours(runner, probe)
     noise: float = _guarded(lambda: numeric_noise(runner, probe))
     if not math.isfinite(noise):

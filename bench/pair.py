@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stock", nargs="*", choices=KINDS, default=list(KINDS), help="of transformers")
     parser.add_argument("--peers", nargs="*", choices=NAMES, default=[], help="others, each in its own environment")
     add_pair_arguments(parser)
+    parser.add_argument("--policy", action="store_true", help="also let the policy choose, on the same deployment")
     parser.add_argument(
         "--also",
         action="append",
@@ -104,6 +105,8 @@ async def _contestants(options: argparse.Namespace, session: Session, stack: Asy
         speculative("outrider", up.client, options.draft_length),
         Ours("own_plain", up.client, "off"),
     ]
+    if options.policy:
+        found.append(speculative("outrider_policy", up.client, 0))
     for entry in options.also:
         name, _, flags = entry.partition("=")
         also = await stack.enter_async_context(Up(*up_arguments(options, flags)))

@@ -199,12 +199,14 @@ class Driver:
         self._choose_drafter(target, now)
         self._control.serve_with(target, self._drafting.worker)
         self._control.restart()
-        decision = self._decide(now)
         self._drafting.restart()
-        waits = not decision.off and not decision.probe
-        self._verifying.open(target, self._drafting.patience() if waits else 0.0, now)
-        self.opened_length = len(self.log)
         drafter = self._drafting.worker
+        # The drafter could not begin before the prefill has ended: nobody waits for it to say the first token.
+        first_plainly = drafter is not None and drafter.takes_turns_with(target)
+        decision = OFF if first_plainly else self._decide(now)
+        waits = first_plainly or not (decision.off or decision.probe)
+        self._verifying.open(target, self._drafting.patience() if waits else 0.0, now, first_plainly)
+        self.opened_length = len(self.log)
         self._journal.placed(self._verifying.epoch.number, target, drafter, len(self.log), cause)
         if not decision.off:
             self._ask(decision, now)

@@ -90,15 +90,20 @@ class Verifying:
     def raise_epoch(self, above: int = 0) -> None:
         self.epoch = Epoch(max(self.epoch.number, above) + 1, self._config.scheduler_id)
 
-    def open(self, worker: Worker, patience: float, now: float) -> None:
-        """Opens the log on `worker` under the present epoch."""
+    def open(self, worker: Worker, patience: float, now: float, first_plainly: bool = False) -> None:
+        """Opens the log on `worker` under the present epoch. first_plainly: it decides one token at once, by the
+        forward that ends the prefill, and then waits for what comes."""
+        grant = self._grant(patience)
+        if first_plainly:
+            self._granted_until = len(self._log) + 1
+            grant = Grant(self._granted_until)
         self.worker = worker
         worker.sequences.add(self._sequence_id)
         body = TargetOpen(
             tuple(self._log.token_ids),
             self._request.sampling,
             self._stop,
-            self._grant(patience),
+            grant,
             self._log.root,
             self._request.report,
         )

@@ -65,6 +65,15 @@ class Worker:
         """New work may be sent."""
         return self.state is WorkerState.READY and now >= self.suspended_until
 
+    def takes_turns_with(self, other: Worker) -> bool:
+        """They never work at the same time."""
+        return bool(self.turns) and self.turns == other.turns
+
+    @property
+    def turns(self) -> str:
+        """What it takes turns for; empty: nothing."""
+        return self.identity.turns if self.identity else ""
+
     def shown_state(self, now: float) -> WorkerState:
         if self.state is WorkerState.READY and now < self.suspended_until:
             return WorkerState.SUSPENDED

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from scheduler.config import Policy, SchedulerConfig
 from scheduler.links import AnyLink
@@ -25,6 +24,7 @@ from tools.waiting import until
 
 PLAIN = 0
 """As a draft length: no speculation at all."""
+GOODPUT = SchedulerConfig("virtual", SECRET, policy=Policy.GOODPUT)
 
 
 class VirtualSystem(SystemUnderTest):
@@ -58,7 +58,7 @@ class VirtualSystem(SystemUnderTest):
 
 
 @asynccontextmanager
-async def virtual_system(costs: Costs, luck: Luck, max_window: int = 8) -> AsyncIterator[VirtualSystem]:
+async def virtual_system(costs: Costs, luck: Luck, config: SchedulerConfig = GOODPUT) -> AsyncIterator[VirtualSystem]:
     """A deployment that knows nothing of its workers yet."""
     machine = asyncio.Lock() if costs.shared else None
     target, drafter = VirtualTarget(costs, machine), VirtualDrafter(costs, luck, machine)
@@ -66,7 +66,6 @@ async def virtual_system(costs: Costs, luck: Luck, max_window: int = 8) -> Async
     def make_link(role: Role, address: str) -> AnyLink:
         return target if role is Role.TARGET else drafter
 
-    config = replace(SchedulerConfig("virtual", SECRET, policy=Policy.GOODPUT), max_window=max_window)
     scheduler = Scheduler(config, make_link, MemoryRecorder())
     system = VirtualSystem(scheduler, target, drafter)
     await scheduler.start()
@@ -86,12 +85,11 @@ def seconds(
     requests: int,
     tokens: int,
     draft_length: int | None = None,
-    max_window: int = 8,
 ) -> list[float]:
     """Of consecutive batches on a deployment that starts cold."""
 
     async def run() -> list[float]:
-        async with virtual_system(costs, luck, max_window) as system:
+        async with virtual_system(costs, luck) as system:
             return [await system.seconds(batch, number, tokens, draft_length) for number in range(requests)]
 
     return run_virtually(run())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -68,6 +69,8 @@ class VirtualWorker(ABC):
         self._link = link
         self._machine = machine
         self._items: list[Any] = []
+        self._sent: deque[Sequence[Any]] = deque()
+        self._answered: deque[Sequence[Any]] = deque()
         self._news = asyncio.Event()
         self._deliver: Callable[[Sequence[Any]], None] = lambda results: None
         self._task: asyncio.Task[None] | None = None
@@ -83,7 +86,12 @@ class VirtualWorker(ABC):
         self._task = asyncio.create_task(self._run())
 
     def send(self, items: Sequence[Any]) -> None:
-        asyncio.get_running_loop().call_later(self._link, self._arrive, list(items))
+        self._hop(self._sent, self._arrive, items)
+
+    def _hop(self, under_way: deque[Sequence[Any]], arrive: Callable[[list[Any]], None], items: Sequence[Any]) -> None:
+        """Timers of one moment ring in any order, but a link keeps what it carries in order."""
+        under_way.append(items)
+        asyncio.get_running_loop().call_later(self._link, lambda: arrive(list(under_way.popleft())))
 
     async def load(self) -> Load:
         return Load()
@@ -121,7 +129,7 @@ class VirtualWorker(ABC):
 
     def _answer(self, results: Sequence[Any]) -> None:
         if results:
-            asyncio.get_running_loop().call_later(self._link, self._deliver, list(results))
+            self._hop(self._answered, self._deliver, results)
 
     def _turn_of_machine(self) -> AbstractAsyncContextManager[object]:
         return nullcontext() if self._machine is None else self._machine

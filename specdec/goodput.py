@@ -37,7 +37,7 @@ class Inputs:
     when it is asked. rescue: chance that one more sibling is the token when those before it are not. ahead: chance that
     an ahead block is there and hits behind a block that was right throughout, as a share of the acceptance at that
     depth. verify: seconds by packed rows of the whole forward; draft: seconds by draft length. ahead_extra: how much
-    longer verifying takes while the drafter works. other_rows, other_tokens: of the sequences that share the forward,
+    longer verifying takes while the drafter works. turns: it never works while the target does. other_rows, other_tokens: of the sequences that share the forward,
     per step.
     """
 
@@ -49,6 +49,7 @@ class Inputs:
     rescue: float = 0.0
     ahead: float = 1.0
     ahead_extra: float = 0.0
+    turns: bool = False
     overheads: Overheads = Overheads()
     other_rows: float = 0.0
     other_tokens: float = 0.0
@@ -123,7 +124,19 @@ def _shapes(inputs: Inputs, width: int) -> Iterator[_Shape]:
 def _waiting(inputs: Inputs, shape: _Shape) -> float:
     """Stop-and-wait: everything one after the other."""
     round_trip = _at_least(shape.verify + shape.draft + inputs.link + inputs.overheads.wait, shape.verify)
-    return inputs.other_tokens / shape.verify + _if_proposed(inputs, shape.expected, round_trip)
+    others = _others_meanwhile(inputs, shape, round_trip)
+    return others + _if_proposed(inputs, shape.expected, round_trip)
+
+
+def _others_meanwhile(inputs: Inputs, shape: _Shape, round_trip: float) -> float:
+    """Tokens per second of the other sequences: with the rows of this one in their forward while it is verified,
+    without while it waits, and nothing while its drafter has the machine that the target takes turns for."""
+    if not inputs.other_tokens:
+        return 0.0
+    verifying = min(shape.verify / round_trip, 1.0)
+    drafting = min(shape.draft / round_trip, 1.0 - verifying) if inputs.turns else 0.0
+    alone = max(inputs.verify(inputs.other_rows), 1e-6)
+    return inputs.other_tokens * (verifying / shape.verify + (1.0 - verifying - drafting) / alone)
 
 
 def _ahead(inputs: Inputs, shape: _Shape, window: int) -> float:

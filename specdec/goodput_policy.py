@@ -83,7 +83,7 @@ class GoodputPolicy:
         if not self._target.plain_known:
             return self._take(Explained(inputs, OFF, 0.0, 0.0, "first to know what a plain step takes"))
         if not self._drafter.known:
-            first = Decision(min(self._limits.draft_length, self._limits.max_draft_length))
+            first = Decision(self._first_length)
             return self._take(Explained(inputs, first, 0.0, 0.0, "nothing is known of the drafter yet"))
         explained = choose(inputs, self._decision)
         self._standing = self._target.num_members // _MEMBERS_PER_ROUND
@@ -132,6 +132,7 @@ class GoodputPolicy:
         if self._decision.window == 1 and not self._decision.off:
             present = target.seconds(own_rows) / max(target.seconds(own_rows) + wait, 1e-9)
             own_rows, own_tokens = own_rows * present, own_tokens * present
+        turns = bool(target.turns) and target.turns == drafter.turns
         other_rows, other_tokens = target.others(own_rows, own_tokens) if target.shared else (0.0, 0.0)
         return Inputs(
             acceptance=by_depth,
@@ -142,6 +143,7 @@ class GoodputPolicy:
             rescue=drafter.acceptance.rescue,
             ahead=drafter.acceptance.ahead,
             ahead_extra=target.ahead_extra.mean,
+            turns=turns,
             overheads=Overheads(
                 target.plain_overhead.mean,
                 drafter.wait_overhead.mean,
@@ -152,8 +154,14 @@ class GoodputPolicy:
             other_tokens=other_tokens,
             max_draft_length=min(self._longest(draft), target.allotment(self, by_depth, wait)),
             max_width=limits.max_width,
-            max_window=1 if target.turns and target.turns == drafter.turns else limits.max_window,
+            max_window=1 if turns else limits.max_window,
         )
+
+    @property
+    def _first_length(self) -> int:
+        """Of a block with a drafter that nothing is known of: what many sequences find out together costs each little."""
+        length = min(self._limits.draft_length, self._limits.max_draft_length)
+        return max(length // max(self._target.num_members, 1), 1)
 
     def _longest(self, draft: Knots) -> int:
         """Draft length that can be had in time."""

@@ -77,7 +77,7 @@ async def test_acceptance_by_position_is_what_was_scripted(window: int) -> None:
     store = RoundStore()
     config = replace(quick_config(5), window=window)
     drafter = scripted(WrongFrom(3, LAW.vocabulary_size))
-    async with Deployment([TableModel(LAW, delay=0.004)], [drafter], config, readers=[store.read]) as deployment:
+    async with Deployment([TableModel(LAW, delay=0.01)], [drafter], config, readers=[store.read]) as deployment:
         answer = await deployment.generate(REQUEST)
     assert answer.finished is not None
     figures, speculation = store.figures.figures(), answer.finished.speculation

@@ -128,6 +128,9 @@ async def test_kind12_cancel_while_waiting_for_a_target() -> None:
 @pytest.mark.parametrize("turns", range(0, 12, 2))
 async def test_kind12_cancel_during_a_failover(turns: int) -> None:
     models = [TableModel(LAW), TableModel(LAW)]
+    for model in models:
+        model.gate.clear()
+        model.gated_from = 60
     async with Deployment(models, [ScriptedDrafter(oracle, LawContinuation(LAW))]) as system:
         seen: list[int] = []
 
@@ -141,6 +144,8 @@ async def test_kind12_cancel_during_a_failover(turns: int) -> None:
         await until(lambda: len(seen) > 10, "it runs")
         serving = next(target for target in system.targets if target.worker.load().sequences)
         serving.kill()
+        for model in models:
+            model.gate.set()
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()

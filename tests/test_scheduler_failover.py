@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from scheduler.errors import DeadlineExceeded, Overloaded, SequenceFailed, Unavailable
 from scheduler.request import Finished, GenerationRequest, Tokens
-from specdec.messages import Committed, Epoch, Refusal, RefusalReason, TargetResult
+from specdec.messages import Committed, Epoch, Refusal, RefusalReason, TargetItem, TargetResult
 from specdec.params import SamplingParams
 from target_worker.config import TargetConfig
 from tools.continuations import LawContinuation
 from tools.deployment import Answer, Deployment, quick_config
+from tools.network import Endpoint
 from tools.process import SECRET
 from tools.scripted import ScriptedDrafter, oracle
 from tools.table_law import TableLaw
 from tools.table_model import Fault, FaultKind, TableModel
-from tools.waiting import until
+from tools.waiting import PATIENCE, until
 
 REQUEST = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.9, seed=5), max_tokens=60)
 LAW = TableLaw()
@@ -34,25 +35,38 @@ async def _reference() -> list[int]:
         return (await alone.plain(REQUEST)).token_ids
 
 
+def _fault_at(target: Endpoint[TargetItem, TargetResult], length: int, fault: str, faults: list[str]) -> None:
+    """Does `fault` to the target, if it is the first, when a result of it arrives that follows `length` tokens."""
+
+    def meddle(results: list[TargetResult]) -> list[TargetResult]:
+        if faults or not any(isinstance(r.body, Committed) and r.header.base_length >= length for r in results):
+            return results
+        faults.append(target.address)
+        act: Callable[[], None] = getattr(target, fault)
+        act()
+        return results if fault == "freeze" else []  # which lets through what has arrived
+
+    target.meddle = meddle
+
+
 async def _with_fault_after(deployment: Deployment, tokens: int, fault: str) -> Answer:
-    """Runs the request and does `fault` to the target that holds it as soon as `tokens` have come."""
+    """Runs the request and does `fault` to the target that holds it when it tells what follows `tokens` tokens."""
     answer: Answer | None = None
-    done = False
+    faults: list[str] = []
+    for target in deployment.targets:
+        _fault_at(target, len(REQUEST.token_ids) + tokens, fault, faults)
     async for event in deployment.scheduler.generate(REQUEST):
         if isinstance(event, Tokens):
             assert answer is not None
             assert event.position == len(answer.token_ids)
             answer.token_ids += event.token_ids
-            if len(answer.token_ids) >= tokens and not done:
-                done = True
-                holder = deployment.scheduler.sequences()[0].target_worker
-                getattr(next(t for t in deployment.targets if t.address == holder), fault)()
         elif isinstance(event, Finished):
             assert answer is not None
             assert answer.finished is None
             answer.finished = event
         else:
             answer = Answer(event)
+    assert faults
     assert answer is not None
     assert answer.finished is not None
     return answer
@@ -61,10 +75,9 @@ async def _with_fault_after(deployment: Deployment, tokens: int, fault: str) -> 
 @pytest.mark.parametrize("drafted", [True, False])
 @pytest.mark.parametrize("fault", ["kill", "freeze", "cut"])
 async def test_sequence_goes_on_elsewhere_with_the_same_tokens(fault: str, drafted: bool) -> None:
-    config = replace(quick_config(), round_timeout=0.5)
+    config = replace(quick_config(), round_timeout=1.0) if fault == "freeze" else quick_config()
     drafts = [_oracle()] if drafted else []
-    models = [TableModel(LAW, delay=0.002), TableModel(LAW, delay=0.002)]
-    async with Deployment(models, drafts, config) as deployment:
+    async with Deployment([TableModel(LAW), TableModel(LAW)], drafts, config) as deployment:
         answer = await _with_fault_after(deployment, 20, fault)
         assert answer.token_ids == await _reference()
         assert answer.finished is not None
@@ -73,12 +86,17 @@ async def test_sequence_goes_on_elsewhere_with_the_same_tokens(fault: str, draft
 
 async def test_results_of_a_woken_target_are_refused() -> None:
     config = replace(quick_config(), round_timeout=0.3)
-    models = [TableModel(LAW, delay=0.002), TableModel(LAW, delay=0.002)]
+    models = [TableModel(LAW), TableModel(LAW)]
+    for model in models:
+        model.gate.clear()
+        model.gated_from = 50
     async with Deployment(models, config=config) as deployment:
         task = asyncio.create_task(_with_fault_after(deployment, 10, "freeze"))
         await until(lambda: any(s.epoch_number > 1 for s in deployment.scheduler.sequences()), "taken over")
         for target in deployment.targets:
             target.thaw()
+        for model in models:
+            model.gate.set()
         answer = await task
         assert answer.token_ids == await _reference()
         await until(lambda: deployment.scheduler.refused_results > 0, "late results were refused")
@@ -86,7 +104,7 @@ async def test_results_of_a_woken_target_are_refused() -> None:
 
 
 async def test_the_only_target_comes_back_and_the_sequence_goes_on() -> None:
-    async with Deployment([TableModel(LAW, delay=0.002)]) as deployment:
+    async with Deployment([TableModel(LAW)]) as deployment:
         task = asyncio.create_task(_with_fault_after(deployment, 20, "kill"))
         await until(lambda: not deployment.targets[0].reachable, "killed")
         fresh = deployment.new_target_worker(TableModel(LAW), "target-0")
@@ -97,7 +115,7 @@ async def test_the_only_target_comes_back_and_the_sequence_goes_on() -> None:
 
 async def test_no_target_left_ends_in_one_unavailable_error() -> None:
     config = replace(quick_config(), admission_timeout=0.3)
-    async with Deployment([TableModel(LAW, delay=0.002)], config=config) as deployment:
+    async with Deployment([TableModel(LAW)], config=config) as deployment:
         with pytest.raises(Unavailable, match="no live target worker"):
             await _with_fault_after(deployment, 10, "kill")
         assert deployment.scheduler.active_sequences() == 0
@@ -179,18 +197,24 @@ async def test_one_bad_row_ends_its_own_request_only(kind: FaultKind) -> None:
 
 
 async def test_a_deadline_ends_the_request_and_frees_everything() -> None:
-    async with Deployment([TableModel(LAW, delay=0.05)], [_oracle()]) as deployment:
-        started = time.monotonic()
+    model = TableModel(LAW)
+    model.gate.clear()
+    model.gated_from = 40
+    async with Deployment([model], [_oracle()]) as deployment:
         with pytest.raises(DeadlineExceeded):
-            await deployment.generate(replace(REQUEST, max_tokens=500, timeout=0.3))
-        assert time.monotonic() - started < 5.0
+            await deployment.generate(replace(REQUEST, timeout=0.3))
+        model.gate.set()
         await deployment.idle()
 
 
 async def test_closing_the_scheduler_ends_what_runs_with_one_error() -> None:
-    async with Deployment([TableModel(LAW, delay=0.01)], [_oracle()]) as deployment:
-        task = asyncio.create_task(deployment.generate(replace(REQUEST, max_tokens=400)))
+    model = TableModel(LAW)
+    model.gate.clear()
+    model.gated_from = 40
+    async with Deployment([model], [_oracle()]) as deployment:
+        task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(len(s.token_ids) > 10 for s in deployment.scheduler.sequences()), "tokens came")
         await deployment.scheduler.close()
         with pytest.raises(Unavailable, match="has ended"):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, PATIENCE)
+        model.gate.set()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.config import Policy, SchedulerConfig
 from scheduler.request import GenerationRequest, Speculation
+from specdec.candidates import CandidateTree
+from specdec.drafter import DraftJob
 from specdec.messages import DraftOpen, DraftResult, Refusal, RefusalReason, VerifyBlock
 from specdec.params import SamplingParams
 from tools.continuations import LawContinuation
@@ -39,11 +42,14 @@ async def test_low_acceptance_switches_off_and_probes_find_the_way_back() -> Non
         assert speculation.fallbacks["low_acceptance"] >= 1
         assert speculation.num_plain_steps > 300
         assert speculation.num_drafts < 30
-        num_jobs = drafter.num_jobs
-        task = asyncio.create_task(deployment.generate(REQUEST))
-        await until(lambda: drafter.num_jobs >= num_jobs + 8, "the second request drafts badly")
-        drafter.script = oracle
-        recovered = (await task).finished
+        turns_at = drafter.num_jobs + 8
+
+        def turning(job: DraftJob, continuation: Sequence[int]) -> CandidateTree:
+            """The second request begins as badly as the first."""
+            return (oracle if drafter.num_jobs > turns_at else ANTI)(job, continuation)
+
+        drafter.script = turning
+        recovered = (await deployment.generate(REQUEST)).finished
         assert recovered is not None
         assert recovered.speculation.num_accepted_tokens > 40
         assert bad.token_ids == (await deployment.plain(REQUEST)).token_ids
@@ -83,7 +89,7 @@ async def test_a_late_draft_is_not_waited_for_and_a_late_drafter_is_left_alone()
 
 async def test_a_drafter_that_comes_back_is_used_again() -> None:
     drafter = _drafter()
-    config = replace(quick_config(), draft_timeout=0.05, suspend_time=0.05)
+    config = replace(quick_config(), draft_timeout=0.3, suspend_time=0.05)
     async with Deployment([TableModel(LAW, delay=0.002)], [drafter], config) as deployment:
         drafter.gate.clear()
         task = asyncio.create_task(deployment.generate(REQUEST))
@@ -96,11 +102,16 @@ async def test_a_drafter_that_comes_back_is_used_again() -> None:
 
 
 async def test_no_drafter_is_plain_and_one_that_arrives_is_used() -> None:
-    async with Deployment([TableModel(LAW, delay=0.002)]) as deployment:
+    model = TableModel(LAW, delay=0.002)
+    model.gate.clear()
+    model.gated_from = 60
+    async with Deployment([model]) as deployment:
         task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(len(s.token_ids) > 20 for s in deployment.scheduler.sequences()), "plain tokens")
         endpoint = deployment.add_draft(DraftSpec(_drafter()))
         deployment.scheduler.add_worker(endpoint.worker.identity.role, endpoint.address)
+        await until(deployment.settled, "it is ready")
+        model.gate.set()
         answer = await task
         assert answer.finished is not None
         assert answer.finished.speculation.mode == "mixed"
@@ -109,11 +120,15 @@ async def test_no_drafter_is_plain_and_one_that_arrives_is_used() -> None:
 
 async def test_killed_drafter_another_takes_over_without_a_changed_token() -> None:
     drafters = [_drafter(), _drafter()]
-    async with Deployment([TableModel(LAW, delay=0.002)], drafters) as deployment:
+    model = TableModel(LAW)
+    model.gate.clear()
+    model.gated_from = 80
+    async with Deployment([model], drafters) as deployment:
         task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(d.num_jobs > 10 for d in drafters), "drafting")
         used = 0 if drafters[0].num_jobs else 1
         deployment.drafts[used].kill()
+        model.gate.set()
         answer = await task
         assert answer.finished is not None
         assert answer.finished.speculation.fallbacks == {"failed": 1}
@@ -167,13 +182,17 @@ async def test_a_drafter_that_lost_its_memory_is_opened_again() -> None:
 
 
 async def test_sixteen_requests_each_equal_their_solo_run() -> None:
-    model = TableModel(LAW, delay=0.001)
+    model = TableModel(LAW)
+    model.gate.clear()
     async with Deployment([model], [_drafter(WrongFrom(2, LAW.vocabulary_size))]) as deployment:
         requests = [
             replace(REQUEST, token_ids=(1, i, 3), max_tokens=80, sampling=SamplingParams(temperature=0.5, seed=i))
             for i in range(16)
         ]
-        together = await asyncio.gather(*(deployment.generate(r) for r in requests))
+        running = [asyncio.create_task(deployment.generate(request)) for request in requests]
+        await until(lambda: len(deployment.targets[0].items) >= 16, "the target has them all")
+        model.gate.set()
+        together = await asyncio.gather(*running)
         assert model.largest_batch >= 8
         for request, answer in zip(requests, together, strict=True):
             assert answer.token_ids == (await deployment.plain(request)).token_ids

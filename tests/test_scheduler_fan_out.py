@@ -127,7 +127,7 @@ async def test_misses_become_hits_where_the_runner_up_is_right(width: int) -> No
     """Of 70 tokens every seventh is a miss. width 2: the runner-up is verified too, and the block behind it hits."""
     drafter = ScriptedDrafter(ErringEvery(7), LawContinuation(LAW))
     config = replace(_config(), width=width)
-    async with Deployment([TableModel(LAW, delay=0.01)], [drafter], config) as deployment:
+    async with Deployment([TableModel(LAW, delay=0.03)], [drafter], config) as deployment:
         speculation = await _summary(deployment)
         assert speculation.num_fan_out_hits >= 7
         assert speculation.num_fan_out_misses > 0
@@ -158,7 +158,7 @@ async def test_the_journal_tells_which_of_the_blocks_was_verified() -> None:
 async def test_a_wrong_runner_up_helps_nobody_and_harms_nobody() -> None:
     """The blocks of the tail all hit: what is drafted beside it never gets into it."""
     drafter = ScriptedDrafter(right_before_wrong, LawContinuation(LAW))
-    async with Deployment([TableModel(LAW, delay=0.005)], [drafter], _config()) as deployment:
+    async with Deployment([TableModel(LAW, delay=0.02)], [drafter], _config()) as deployment:
         speculation = await _summary(deployment)
         assert speculation.num_fan_out_hits == speculation.num_ahead_misses == 0
         assert speculation.num_ahead_hits > 8

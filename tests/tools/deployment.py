@@ -201,6 +201,6 @@ class Deployment(SystemUnderTest):
             return "; ".join(parts)
 
         try:
-            await until(lambda: not left(), "idle", patience=5.0)
+            await until(lambda: not left(), "idle")
         except TimeoutError:
             raise TimeoutError(f"not idle: {left()}") from None

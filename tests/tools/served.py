@@ -29,6 +29,7 @@ from specdec.messages import (
 )
 from specdec.params import SamplingParams, StopConditions
 from tools.fake_worker import BUNDLE, FakeTargetWorker
+from tools.waiting import PATIENCE
 
 EPOCH = Epoch(1, "scheduler-1")
 
@@ -71,7 +72,7 @@ class Ear:
         self.lost_at = asyncio.get_running_loop().time()
         self.lost_event.set()
 
-    async def until(self, count: int, within: float = 10.0) -> list[TargetResult]:
+    async def until(self, count: int, within: float = PATIENCE) -> list[TargetResult]:
         """Waits for that many results."""
         async with asyncio.timeout(within):
             while len(self.results) < count:
@@ -79,7 +80,7 @@ class Ear:
                 await self._changed.wait()
         return self.results
 
-    async def until_lost(self, within: float = 10.0) -> str:
+    async def until_lost(self, within: float = PATIENCE) -> str:
         async with asyncio.timeout(within):
             await self.lost_event.wait()
         return self.losses[0]

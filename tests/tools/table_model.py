@@ -48,7 +48,9 @@ class TableModel:
     """Implements `specdec.engine.model.LanguageModel`.
 
     faults may be changed at any time. delay: seconds that each forward takes. gate: while cleared, forwards wait at
-    their start; `entered` is set as soon as one does, so that a test can act while a forward runs.
+    their start; `entered` is set as soon as one does, so that a test can act while a forward runs. gated_from: only
+    those wait that bring the KV of a sequence to so many tokens, so that its answer stands there, short of its end,
+    until a test has acted.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class TableModel:
         self.delay = delay
         self.gate = threading.Event()
         self.gate.set()
+        self.gated_from = 0
         self.entered = threading.Event()
         self.num_forwards = 0
         self.num_rows = 0
@@ -112,7 +115,7 @@ class TableModel:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Raises ValueError on a segment no model could run: twice in a call, no tree, out of range, past the context,
         without room."""
-        self._wait()
+        self._wait(segments)
         ids = [segment.sequence_id for segment in segments]
         if len(set(ids)) != len(ids):
             raise ValueError(f"a sequence twice in one forward: {ids}")
@@ -146,9 +149,10 @@ class TableModel:
         """Raises RuntimeError if blocks are lost, double-counted or shared wrongly."""
         self._store.check(list(self._sequences.values()))
 
-    def _wait(self) -> None:
-        self.entered.set()
-        self.gate.wait()
+    def _wait(self, segments: Sequence[Segment]) -> None:
+        if any(self.kv_length(one.sequence_id) + len(one.token_ids) >= self.gated_from for one in segments):
+            self.entered.set()
+            self.gate.wait()
         if self.delay:
             time.sleep(self.delay)
 

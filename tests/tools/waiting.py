@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+PATIENCE = 30.0
+"""Seconds. It costs nothing where the thing happens, and a busy or paused machine must fail no test."""
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, patience: float = 10.0) -> None:
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, patience: float = PATIENCE) -> None:
     """Returns as soon as `condition` holds. Raises TimeoutError that names `what` after `patience` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience

@@ -48,10 +48,12 @@ async def test_it_answers_drains_and_ends(short_folder: Path) -> None:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.aiter_lines()
             await anext(lines)
+            worker.freeze()  # so that the stream does not end before it drains
             process.stop.set()
             await until(lambda: readiness_is(client, 503), "it drains")
             refused = await client.post("/v1/completions", json={"prompt": [1]})
             assert (refused.status_code, "draining" in refused.text) == (503, True)
+            worker.thaw()
             events = [line async for line in lines if line]
         assert events[-1] == "data: [DONE]"
         assert json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 60

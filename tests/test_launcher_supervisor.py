@@ -24,7 +24,7 @@ from services.supervisor import ChildFailed, Supervisor
 from tools import waiting
 
 SLEEPER = "import signal, sys; print('here', flush=True); signal.pause()"
-DEADLINE = 10.0
+DEADLINE = waiting.PATIENCE
 
 
 def python(name: str, code: str, **environment: str) -> ChildSpec:
@@ -113,7 +113,7 @@ async def test_children_end_in_order_and_the_stubborn_are_killed(supervisor: Sup
     supervisor.start([python("scheduler", stubborn), python("target-1", told)])
     await until(lambda: len(lines.of) == 2)
     scheduler = psutil.Process(supervisor.pids["scheduler"])
-    stopping = asyncio.create_task(supervisor.stop([(("scheduler",), 0.3), (("target-1",), 5.0)]))
+    stopping = asyncio.create_task(supervisor.stop([(("scheduler",), 0.3), (("target-1",), DEADLINE)]))
     await until(lambda: not scheduler.is_running() or lines.of["target-1"] != ["here"])
     assert not scheduler.is_running(), "the worker was told before the scheduler had ended"
     await stopping
@@ -179,11 +179,11 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path: Path) -> None:
     finally:
         launcher.kill()
         launcher.communicate()
-    _, alive = psutil.wait_procs(left, timeout=5.0)
+    _, alive = psutil.wait_procs(left, timeout=DEADLINE)
     for process in alive:
         process.kill()
     assert alive == []
-    give_up = time.monotonic() + 5.0
+    give_up = time.monotonic() + DEADLINE
     while folder.exists() and time.monotonic() < give_up:
         time.sleep(0.01)
     assert not folder.exists()

@@ -69,7 +69,7 @@ def test_two_processes_never_run_at_once(lock: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, str(lock), str(record)], cwd=Path(__file__).parent.parent)
         for _ in range(2)
     ]
-    assert [process.wait(30) for process in processes] == [0, 0]
+    assert [process.wait(60) for process in processes] == [0, 0]
     assert record.read_text().split() == ["start", "end"] * 100
 
 

@@ -19,9 +19,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tools.up import DRAFT, ROOT, TARGET, Up, environment, outrider
+from tools.up import DRAFT, PATIENCE, ROOT, TARGET, Up, environment, outrider
 
-GONE_SECONDS = 5.0
 IDLE = f"{sys.executable} -c 'input()' {{listen}}"
 """A worker that never serves, for starts that end before it matters."""
 
@@ -33,8 +32,8 @@ def listening(address: str) -> bool:
 
 
 def assert_gone(family: Sequence[psutil.Process], folder: Path, address: str) -> None:
-    give_up = time.monotonic() + GONE_SECONDS
-    _, alive = psutil.wait_procs(family, timeout=GONE_SECONDS)
+    give_up = time.monotonic() + PATIENCE
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     for process in alive:
         process.kill()
     assert alive == []
@@ -227,10 +226,8 @@ def test_the_first_ctrl_c_drains_and_the_second_ends_at_once() -> None:
             up.wait_for("draining 1 sequences")
             assert up.process.poll() is None
             up.interrupt()
-            start = time.monotonic()
             assert up.end() == 130
-            assert time.monotonic() - start < 5.0
-            asking.wait(30)
+            assert asking.wait(PATIENCE) != 0, "its answer came to its end, which takes 20 s"
     assert_gone(family, folder, address)
 
 

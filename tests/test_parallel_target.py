@@ -27,6 +27,7 @@ from tools.engine import VOCABULARY, draw_tokens, tiny_model
 from tools.identities import tokenizer_json, words
 from tools.real_system import RealTarget
 from tools.up import Up
+from tools.waiting import PATIENCE
 
 TOKENS = 40
 REQUESTS = 8
@@ -127,7 +128,7 @@ def test_all_ranks_end_with_the_deployment(deployed: Deployed) -> None:
     family = deployed.up.family()
     deployed.up.interrupt()
     assert deployed.up.end() == 0
-    _, alive = psutil.wait_procs(family, timeout=5.0)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from services.embedded_redis import EmbeddedRedisError, embedded_redis, find_redis_server
 from services.redis_client import RedisUnavailable, connect, require
-from tools.waiting import until
+from tools.waiting import PATIENCE, until
 
 STARTER = """
 import asyncio
@@ -46,7 +46,7 @@ def alive(pid: int) -> bool:
     return status.rsplit(")", 1)[-1].split()[0] != "Z"
 
 
-def wait_until_gone(pid: int, folder: Path, seconds: float = 5.0) -> None:
+def wait_until_gone(pid: int, folder: Path, seconds: float = PATIENCE) -> None:
     give_up = time.monotonic() + seconds
     while alive(pid) or folder.exists():
         if time.monotonic() > give_up:
@@ -139,7 +139,7 @@ async def test_a_server_that_dies_comes_back_on_the_same_socket() -> None:
             await asyncio.sleep(0.05)
         os.kill(first, signal.SIGKILL)
         await until(lambda: not alive(first), "it is dead")
-        await require(url)
+        await require(url, PATIENCE)
         assert (await client.info("server"))["process_id"] != first
 
 

@@ -218,8 +218,8 @@ async def test_what_was_committed_while_redis_was_down_is_written_when_it_is_bac
     await until(lambda: recorder.state == "down", "it holds")
     recorder.record(a_record(committed=8))
     async with embedded_redis(socket=socket) as url, connect(url) as client:  # another server: it lost everything
-        await until(lambda: holds(client, a_record(committed=8)), "it heals", 3.0)
-        await until(lambda: holds(client, idle), "it heals", 3.0)
+        await until(lambda: holds(client, a_record(committed=8)), "it heals")
+        await until(lambda: holds(client, idle), "it heals")
         assert recorder.state == "connected"
         await recorder.close()
 
@@ -248,7 +248,7 @@ async def test_a_frozen_redis_is_noticed_and_healed(redis: Redis, recorder: Redi
         await until(lambda: recorder.state == "down", "it holds")
     finally:
         os.kill(pid, signal.SIGCONT)
-    await until(lambda: recorder.state == "connected", "it heals", 3.0)
+    await until(lambda: recorder.state == "connected", "it heals")
     await until(lambda: holds(redis, a_record(committed=1)), "it holds")
 
 
@@ -280,7 +280,7 @@ async def test_a_read_only_redis_counts_as_down_until_it_takes_writes(redis: Red
     recorder.record(a_record(committed=1))
     await until(lambda: recorder.state == "down", "it holds")
     await redis.config_set("maxmemory", "0")
-    await until(lambda: holds(redis, a_record(committed=1)), "it heals", 3.0)
+    await until(lambda: holds(redis, a_record(committed=1)), "it heals")
 
 
 async def test_an_end_that_redis_refused_for_a_while_is_written_later(redis: Redis, recorder: RedisRecorder) -> None:
@@ -291,7 +291,7 @@ async def test_an_end_that_redis_refused_for_a_while_is_written_later(redis: Red
     recorder.forget("s1")
     await until(lambda: recorder.state == "down", "it holds")
     await redis.config_set("maxmemory", "0")
-    await until(lambda: last_event_is(redis, sequence_keys("s1")[2], b"finished"), "it heals", 3.0)
+    await until(lambda: last_event_is(redis, sequence_keys("s1")[2], b"finished"), "it heals")
 
 
 async def test_closing_writes_what_is_left(redis: Redis, socket: Path) -> None:

@@ -18,6 +18,7 @@ from specdec.messages import Role
 from tools.process import SECRET
 from tools.short_folder import short_folder
 from tools.socket_deployment import WorkerProcess
+from tools.waiting import PATIENCE
 
 
 def process_settings(folder: Path, **changes: object) -> SchedulerSettings:
@@ -27,7 +28,7 @@ def process_settings(folder: Path, **changes: object) -> SchedulerSettings:
         "http_port": 0,
         "secret": SECRET.decode(),
         "redis_socket": folder / "redis.sock",
-        "drain_timeout": 5.0,
+        "drain_timeout": 15.0,
     }
     return SchedulerSettings(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -64,7 +65,7 @@ async def served_process(config: SchedulerSettings) -> AsyncIterator[ServedProce
         yield ServedProcess(address.result(), url.result(), stop, task)
     finally:
         stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await task
 
 

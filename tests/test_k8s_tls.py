@@ -26,8 +26,9 @@ from services.http.server import HttpServer
 from services.links import GrpcTargetLink, LinkConfig
 from services.redis_client import REDIS_FAILURES, connect, with_tls
 from services.server import Server, ServerConfig, TlsFiles
+from tools.ports import free_port
 from tools.served import served
-from tools.waiting import until
+from tools.waiting import PATIENCE, until
 
 ROLE_NAME = "outrider-worker"
 
@@ -93,8 +94,7 @@ async def test_http_keeps_its_certificate_while_the_new_files_do_not_fit_togethe
 async def test_health_is_also_served_where_probes_can_ask(tmp_path: Path) -> None:
     """Those of Kubernetes speak no TLS, and show no certificate."""
     authority = Authority(tmp_path, "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        health_address = f"127.0.0.1:{free.getsockname()[1]}"
+    health_address = f"127.0.0.1:{free_port()}"
     server = Server(ServerConfig(("127.0.0.1:0",), authority.files, health_address=health_address))
     (address,) = await server.start(())
     answered: dict[str, object] = {}
@@ -110,11 +110,7 @@ async def test_health_is_also_served_where_probes_can_ask(tmp_path: Path) -> Non
         await server.drain(0)
     assert answered == {health_address: health_pb2.HealthCheckResponse.SERVING}
     with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", free_port(health_address))) != 0
-
-
-def free_port(address: str) -> int:
-    return int(address.rpartition(":")[2])
+        assert probe.connect_ex(("127.0.0.1", int(health_address.rpartition(":")[2]))) != 0
 
 
 @pytest.mark.parametrize(("name", "trusted"), [(ROLE_NAME, True), (None, False), ("somebody-else", False)])
@@ -152,7 +148,7 @@ async def test_a_link_that_failed_reads_its_certificates_again(tmp_path: Path) -
 
 
 def linked_to(address: str, tls: ClientTls) -> GrpcTargetLink:
-    return GrpcTargetLink(address, LinkConfig(connect_timeout=3, channel=ChannelConfig(tls=tls)))
+    return GrpcTargetLink(address, LinkConfig(connect_timeout=PATIENCE, channel=ChannelConfig(tls=tls)))
 
 
 def test_only_redis_with_tls_gets_the_files_and_its_own_come_first() -> None:
@@ -166,8 +162,7 @@ def test_only_redis_with_tls_gets_the_files_and_its_own_come_first() -> None:
 
 async def test_redis_and_its_clients_take_renewed_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     files = authority.files
     url = with_tls(f"rediss://127.0.0.1:{port}/0", files.client_ca, files.certificate, files.key)
     assert url is not None

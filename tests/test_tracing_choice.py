@@ -61,9 +61,9 @@ class Recorded:
         self.reader.flush()
 
 
-def _deployment(recorded: Recorded, delay: float = 0.0) -> Deployment:
+def _deployment(recorded: Recorded, model: TableModel | None = None) -> Deployment:
     drafter = ScriptedDrafter(oracle, LawContinuation(LAW))
-    return Deployment([TableModel(LAW, delay=delay)], [drafter], quick_config(4), readers=[recorded.reader])
+    return Deployment([model or TableModel(LAW)], [drafter], quick_config(4), readers=[recorded.reader])
 
 
 async def test_a_sampled_request_is_recorded_and_an_unsampled_one_leaves_nothing() -> None:
@@ -77,10 +77,13 @@ async def test_a_sampled_request_is_recorded_and_an_unsampled_one_leaves_nothing
 
 
 async def test_a_request_that_fails_is_recorded_unsampled_with_its_call() -> None:
-    recorded = Recorded(0.0)
-    async with _deployment(recorded, delay=0.01) as deployment:
+    recorded, model = Recorded(0.0), TableModel(LAW)
+    model.gate.clear()
+    model.gated_from = 20
+    async with _deployment(recorded, model) as deployment:
         with recorded.call() as (_, request), pytest.raises(DeadlineExceeded):
-            await deployment.generate(replace(request, max_tokens=400, timeout=0.15))
+            await deployment.generate(replace(request, timeout=0.5))
+        model.gate.set()
     assert {"call", "request", "queue", "prefill", "spec.draft", "spec.verify", "spec.commit"} <= recorded.names
     failed = {span.name: span.error for span in recorded.spans if span.error}
     assert failed["call"] == "DeadlineExceeded"
@@ -93,7 +96,7 @@ async def test_a_slow_request_is_recorded_unsampled_and_a_cancelled_one_is_not()
         with slow.call() as (_, request):
             await deployment.generate(request)
     assert {"call", "request", "spec.verify"} <= slow.names
-    async with _deployment(cancelled, delay=0.005) as deployment:
+    async with _deployment(cancelled, TableModel(LAW, delay=0.005)) as deployment:
         with cancelled.call() as (_, request):
             async with aclosing(deployment.scheduler.generate(replace(request, max_tokens=400))) as events:
                 async for event in events:

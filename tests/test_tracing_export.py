@@ -17,7 +17,8 @@ from services.telemetry.tracing_context import TraceContext
 from services.telemetry.tracing_export import ExportLimits, PatientExporter
 from services.telemetry.tracing_span import FinishedSpan
 from tools.otlp_receiver import otlp_receiver
-from tools.waiting import until
+from tools.ports import free_port
+from tools.waiting import PATIENCE, until
 
 LIMITS = ExportLimits(queued=64, batch=8, timeout=0.3, interval=0.01, rest=0.05, last=0.3)
 
@@ -35,11 +36,6 @@ def _never_answers() -> Iterator[str]:
     """Takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-
-def _closed() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 def _waiting(tracing: Tracing) -> int:
@@ -73,25 +69,25 @@ async def test_what_waits_at_the_end_is_sent() -> None:
 @pytest.mark.parametrize("kind", ["closed", "never answers"])
 def test_a_dead_collector_holds_nobody_up_and_memory_is_bounded(kind: str) -> None:
     with _never_answers() as silent:
-        tracing = _tracing(_closed() if kind == "closed" else silent)
+        tracing = _tracing(f"http://127.0.0.1:{free_port()}" if kind == "closed" else silent)
         for number in range(20_000):
             tracing.put(_span(number))
             assert _waiting(tracing) <= LIMITS.queued
         closing = threading.Thread(target=tracing.close)
         closing.start()
-        closing.join(10)
+        closing.join(PATIENCE)
         assert not closing.is_alive()
 
 
 async def test_a_collector_that_comes_back_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
-    address = _closed()
+    address = f"http://127.0.0.1:{free_port()}"
     tracing = _tracing(address)
     for number in range(3):
         tracing.put(_span(number))
     exporter = tracing._queue.exporter
     await until(lambda: exporter.dropped == 3, "they are dropped")
     async with otlp_receiver(int(address.rpartition(":")[2])) as receiver:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             number = 100
             while not receiver.spans:
                 tracing.put(_span(number))

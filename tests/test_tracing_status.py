@@ -78,7 +78,8 @@ async def _end(address: str, how: str) -> None:
     order = how if how in ("refuse", "fail", "raise") else "hang" if how.startswith("hanging") else "echo"
     channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
     open_stream: Any = channel.stream_stream  # its stubs want what it does not need
-    call = open_stream(STREAM)(timeout=0.2 if how.endswith("deadline") else None)
+    await channel.channel_ready()
+    call = open_stream(STREAM)(timeout=0.5 if how.endswith("deadline") else None)
     await call.write(order.encode())
     if order == "echo":
         await call.read()

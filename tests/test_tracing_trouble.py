@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,29 +14,24 @@ import psutil
 
 from outrider import AsyncClient
 from specdec.messages import Role
+from tools.ports import free_port
 from tools.process import SECRET
 from tools.short_folder import short_folder
 from tools.socket_deployment import TESTS, WorkerProcess
 
 ANSWERS = 60
 MOST_GROWTH = 64 * 2**20
-READY_SECONDS = 20.0
-END_SECONDS = 20.0
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
+READY_SECONDS = 60.0
+END_SECONDS = 30.0
 
 
 @asynccontextmanager
 async def _scheduler_in_trouble(folder: Path, target: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Every trace and metric goes to a collector that is not there, every log line to a disk that is full."""
-    port, collector = _free_port(), _free_port()
+    port, collector = free_port(), free_port()
     flags = {
         "grpc-port": port,
-        "http-port": _free_port(),
+        "http-port": free_port(),
         "redis-socket": folder / "redis.sock",
         "targets": target,
         "otlp-endpoint": f"http://127.0.0.1:{collector}",

@@ -21,7 +21,7 @@ from services.links import GrpcDraftLink, GrpcTargetLink, LinkConfig, link_facto
 from specdec.messages import Committed, Failure, Opened, Refusal, RefusalReason, Released, Role, TargetOpen
 from tools.fake_worker import BUNDLE, IDENTITY, FakeTargetWorker
 from tools.served import Ear, linked, open_item, release_item, served, verify_item
-from tools.waiting import until
+from tools.waiting import PATIENCE, until
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
@@ -71,7 +71,7 @@ async def test_a_large_batch_is_split_and_a_single_large_item_still_passes() -> 
     big = open_item("big", ids[:500_000])
     async with served() as site, linked(site.address) as (link, ear):
         link.send([big] * 6 + [huge])
-        await ear.until(7, within=30)
+        await ear.until(7)
         assert len(site.worker.submits) == 7
         body = site.worker.submits[-1][0].body
         assert isinstance(body, TargetOpen)
@@ -239,7 +239,7 @@ async def test_closing_a_link_while_it_is_used_is_an_error_and_no_cancel() -> No
         ]
         await asyncio.sleep(0)  # one turn, in which all of them start
         await link.close()
-        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
         assert [type(outcome) for outcome in outcomes] == [LinkError] * 4
         assert ear.losses == []
 
@@ -262,7 +262,7 @@ async def test_a_listener_that_says_nothing_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, nobody answers
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         link, ear = GrpcTargetLink(address, LinkConfig(connect_timeout=0.5)), Ear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(LinkError, match=r"0\.5 s"):
                 await link.open(ear.deliver, ear.lost)
             with pytest.raises(LinkError, match="deadline exceeded"):
@@ -327,9 +327,9 @@ async def test_deliver_and_lost_come_in_the_event_loop() -> None:
 
         await link.open(deliver, lost)
         link.send([open_item("s")])
-        await asyncio.wait_for(heard.wait(), 5)
+        await asyncio.wait_for(heard.wait(), PATIENCE)
         site.servicer.streams.finish()
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
         await link.close()
     assert threads == {threading.current_thread().name}
 

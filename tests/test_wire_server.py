@@ -22,7 +22,9 @@ from services.channel import ChannelConfig, ClientTls, open_channel
 from services.links import GrpcTargetLink, LinkConfig
 from services.server import CannotListen, PortInUse, Server, ServerConfig, TlsFiles
 from services.start_error import StartError
+from tools.ports import free_port
 from tools.served import served
+from tools.waiting import PATIENCE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -71,8 +73,7 @@ async def test_a_port_taken_by_anything_else_is_in_use() -> None:
 
 
 async def test_a_start_that_fails_gives_back_what_it_had_bound() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        free = probe.getsockname()[1]
+    free = free_port()
     with pytest.raises(CannotListen):
         await Server(ServerConfig((f"127.0.0.1:{free}", "nonsense"))).start(())
     again = Server(ServerConfig((f"127.0.0.1:{free}",)))
@@ -177,7 +178,7 @@ class Authority:
 
 
 def link_with(address: str, tls: ClientTls) -> GrpcTargetLink:
-    return GrpcTargetLink(address, LinkConfig(connect_timeout=3, channel=ChannelConfig(tls=tls)))
+    return GrpcTargetLink(address, LinkConfig(connect_timeout=PATIENCE, channel=ChannelConfig(tls=tls)))
 
 
 async def test_with_a_client_authority_only_its_clients_may_speak(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ async def test_with_a_client_authority_only_its_clients_may_speak(tmp_path: Path
             async with open_channel(address, ChannelConfig(tls=client)) as channel:
                 request = health_pb2.HealthCheckRequest(service="liveness")
                 try:
-                    answered[name] = (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=3)).status
+                    answered[name] = (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE)).status
                 except grpc.RpcError:
                     answered[name] = None
     finally:

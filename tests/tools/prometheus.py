@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import httpx2
 import pytest
 import yaml
 
+from tools.ports import free_port
 from tools.waiting import until
 
 INTERVAL = 0.25
@@ -53,7 +53,7 @@ class Prometheus:
         self.started_at = time.time()
 
     async def __aenter__(self) -> Prometheus:
-        address = _free_address()
+        address = f"127.0.0.1:{free_port()}"
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(self._config()))
         with (self._folder / "log").open("wb") as log:
@@ -69,7 +69,7 @@ class Prometheus:
         client = httpx2.AsyncClient(base_url=f"http://{address}", timeout=10, trust_env=False)
         self._client = await self._exits.enter_async_context(client)
         try:
-            await until(self._answers, "Prometheus is ready", patience=20)
+            await until(self._answers, "Prometheus is ready")
             await self.scraped()
         except BaseException:
             await self._close()
@@ -104,7 +104,7 @@ class Prometheus:
             up = await self.query(f"(up == 1) and (timestamp(up) > {after})")
             return len(up) == len(self._jobs)
 
-        await until(done, "every job was scraped", patience=15)
+        await until(done, "every job was scraped")
         await asyncio.sleep(2 * INTERVAL)  # for an evaluation, which tells nobody when it is done
 
     async def _ask(self, path: str, **parameters: str | float) -> dict[str, Any]:
@@ -139,9 +139,3 @@ class Prometheus:
                 self._process.kill()
             await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return "{}:{}".format(*probe.getsockname())

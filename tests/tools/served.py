@@ -51,12 +51,11 @@ def release_item(sequence_id: str) -> TargetItem:
 
 @dataclass(slots=True)
 class Ear:
-    """What a link told: batches of results, and causes of loss with the loop's time."""
+    """What a link told: batches of results, and causes of loss."""
 
     batches: list[list[TargetResult]] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     lost_event: asyncio.Event = field(default_factory=asyncio.Event)
-    lost_at: float = 0.0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -69,7 +68,6 @@ class Ear:
 
     def lost(self, cause: str) -> None:
         self.losses.append(cause)
-        self.lost_at = asyncio.get_running_loop().time()
         self.lost_event.set()
 
     async def until(self, count: int, within: float = PATIENCE) -> list[TargetResult]:

@@ -16,6 +16,7 @@ from services.settings.loading import KINDS, SECTIONS, read_file
 from tools.manifest_cluster import Cluster
 from tools.manifest_pod import Container, Pod
 from tools.manifest_table import Client, local_cluster
+from tools.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROLES = ("scheduler", "target", "draft")
@@ -62,7 +63,11 @@ async def test_every_probe_succeeds_and_nothing_was_started_again(cluster: Clust
         for container in pod.containers:
             assert container.probes
             for kind in container.probes:
-                assert container.successes[kind] > 0, f"{kind} probe of {container.name}"
+
+                def succeeded(container: Container = container, kind: str = kind) -> bool:
+                    return container.successes[kind] > 0
+
+                await until(succeeded, f"a {kind} probe of {container.name} succeeds")
 
 
 async def test_every_port_is_listened_at(cluster: Cluster) -> None:

@@ -48,7 +48,8 @@ def target_identity(name: str = "bytes", context_length: int = CONTEXT, sha256: 
 @dataclass
 class ScriptedScheduler:
     """answer: committed in blocks of `block` tokens until it, max_tokens or the error after `fail_after` tokens ends
-    it. gate: each block waits for it. Requests, cancels and tokenizer calls are counted."""
+    it. gate: each block at position `gated_from` or later waits for it. Requests, cancels and tokenizer calls are
+    counted."""
 
     answer: Sequence[int] = tuple(b"hello")
     block: int = 2
@@ -64,6 +65,7 @@ class ScriptedScheduler:
     running: int = 0
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    gated_from: int = 0
     added: list[tuple[Role, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -96,7 +98,8 @@ class ScriptedScheduler:
     async def _blocks(self, request: GenerationRequest) -> AsyncIterator[Tokens]:
         limit = min(len(self.answer), request.max_tokens or len(self.answer))
         for position in range(0, limit, self.block):
-            await self.gate.wait()
+            if position >= self.gated_from:
+                await self.gate.wait()
             if self.fail_after is not None and position >= self.fail_after:
                 raise self.error
             ids = tuple(self.answer[position : min(position + self.block, limit)])

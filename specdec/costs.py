@@ -5,13 +5,13 @@ Times are in seconds. A *row* is one token of a packed forward.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from specdec.estimates import Curve, Knots, RunningMean
 from specdec.probing import probe_share
 from specdec.rates import DrafterAcceptance
-from specdec.sharing import share
+from specdec.sharing import Member, Shares, share
 
 _TRUSTED = 3
 _PLAIN_STEPS = 3
@@ -49,9 +49,11 @@ class TargetModel:
         self._rows = RunningMean(0.2)
         self._tokens = RunningMean(0.2)
         self._sequences = RunningMean(0.2)
-        self._wait = RunningMean(0.1)
-        self._members: dict[Hashable, tuple[float, ...]] = {}
+        self._members: dict[Hashable, Member] = {}
         self._allotted: dict[Hashable, int] = {}
+        self._shares: Shares | None = None
+        self._stretch = RunningMean()
+        """The share by which rounds of a batch that speculates together take longer than what they are made of."""
         self._asked = 0
         self._knots: Knots | None = None
         self.turns = ""
@@ -80,6 +82,7 @@ class TargetModel:
         if step.rows <= step.sequences:
             self._plain_steps += 1
             self._steps_since_plain = 0
+            self._stretch.fade(_RETRY_FADE)
         else:
             self._steps_since_plain += 1
         self.busy += step.seconds
@@ -114,20 +117,26 @@ class TargetModel:
             return 0.0, 0.0
         return max(self._rows.mean - rows, 0.0), max(self._tokens.mean - tokens, 0.0)
 
-    def allotment(self, member: Hashable, acceptance: tuple[float, ...], wait: float) -> int:
-        """Candidates on the path that `member` may have, of what all members share by marginal gain. Worked out anew
-        when each has asked once. wait: how long a round of this member waits for draft and link."""
-        is_new = member not in self._members
-        self._members[member] = acceptance
-        self._wait.observe(wait)
+    def allotment(self, name: Hashable, member: Member, wait: Callable[[int, int], float]) -> tuple[int, float]:
+        """Candidates on the path that a member may have, of what all share by marginal gain, and by how much that
+        raises the rate of all over plain decoding (0: unknown). Worked out anew when each has asked once. wait: see
+        `share`."""
+        is_new = name not in self._members
+        self._members[name] = member
         if len(self._members) == 1 or not self.known:
-            return len(acceptance)
+            return len(member.acceptance), 0.0
         self._asked += 1
-        if is_new or member not in self._allotted or self._asked >= len(self._members):
+        if self._shares is None or is_new or name not in self._allotted or self._asked >= len(self._members):
             self._asked = 0
-            lengths = share(list(self._members.values()), self.knots(), self._budget, self._wait.mean)
-            self._allotted = dict(zip(self._members, lengths, strict=True))
-        return self._allotted.get(member, len(acceptance))
+            members = list(self._members.values())
+            self._shares = share(members, self.knots(), self._budget, wait, self._stretch.mean)
+            self._allotted = dict(zip(self._members, self._shares.lengths, strict=True))
+        return self._allotted.get(name, len(member.acceptance)), self._shares.gain
+
+    def observe_together(self, seconds: float) -> None:
+        """A round of one of a batch most of which speculates took so long."""
+        if self._shares is not None:
+            self._stretch.observe(seconds / self._shares.seconds - 1)
 
     @property
     def num_members(self) -> int:
@@ -216,6 +225,10 @@ class DrafterModel:
         if self._knots is None or self._knots[0] != batch:
             self._knots = batch, self._curve.knots(batch)
         return self._knots[1]
+
+    def wait(self, longest: int, sequences: int) -> float:
+        """Seconds of a round besides verifying, if so many sequences draft together."""
+        return self._curve.knots(sequences)(longest) + self.link
 
     def leave(self, member: Hashable) -> None:
         self.active.discard(member)

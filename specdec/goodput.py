@@ -13,6 +13,7 @@ from typing import NamedTuple
 from specdec.decision import OFF, Decision
 from specdec.estimates import Knots
 
+TOGETHER = "pays if the whole batch does"
 LENGTH_MARGIN = 0.01
 MODE_MARGIN = 0.03
 """Gain, as a share of this sequence's plain rate, below which a decision is kept; of another length, and of being off
@@ -37,8 +38,8 @@ class Inputs:
     when it is asked. rescue: chance that one more sibling is the token when those before it are not. ahead: chance that
     an ahead block is there and hits behind a block that was right throughout, as a share of the acceptance at that
     depth. verify: seconds by packed rows of the whole forward; draft: seconds by draft length. ahead_extra: how much
-    longer verifying takes while the drafter works. turns: it never works while the target does. other_rows, other_tokens: of the sequences that share the forward,
-    per step.
+    longer verifying takes while the drafter works. turns: it never works while the target does. other_rows,
+    other_tokens: of the sequences that share the forward, per step.
     """
 
     acceptance: tuple[float, ...]
@@ -53,6 +54,7 @@ class Inputs:
     overheads: Overheads = Overheads()
     other_rows: float = 0.0
     other_tokens: float = 0.0
+    together: float = 0.0
     max_draft_length: int = 16
     max_width: int = 1
     max_window: int = 1
@@ -82,6 +84,9 @@ def choose(
             chosen, best_goodput = option, found
     if chosen is not None:
         best = Decision(*chosen)
+    elif inputs.together > MODE_MARGIN and inputs.max_draft_length:
+        best = Decision(min(inputs.max_draft_length, len(inputs.acceptance)))
+        return Explained(inputs, best, goodput(inputs, best), plain, TOGETHER)
     if best != current and _allowed(inputs, current):
         kept = goodput(inputs, current)
         same_mode = best.off == current.off and (best.window > 1) == (current.window > 1)

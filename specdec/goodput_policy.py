@@ -13,6 +13,7 @@ from specdec.goodput import Explained, Inputs, Overheads, choose, price_of_one_m
 from specdec.observations import AheadBlock, BlockOutcome, Observation, PlainStep, Round
 from specdec.probing import Probing, probe_length
 from specdec.rates import Acceptance
+from specdec.sharing import Member
 
 _LOW = 0.5
 _MEMBERS_PER_ROUND = 8
@@ -134,6 +135,7 @@ class GoodputPolicy:
             own_rows, own_tokens = own_rows * present, own_tokens * present
         turns = bool(target.turns) and target.turns == drafter.turns
         other_rows, other_tokens = target.others(own_rows, own_tokens) if target.shared else (0.0, 0.0)
+        allotted, together = target.allotment(self, Member(by_depth, acceptance.proposes), drafter.wait)
         return Inputs(
             acceptance=by_depth,
             verify=target.knots(),
@@ -152,14 +154,15 @@ class GoodputPolicy:
             ),
             other_rows=other_rows,
             other_tokens=other_tokens,
-            max_draft_length=min(self._longest(draft), target.allotment(self, by_depth, wait)),
+            together=together,
+            max_draft_length=min(self._longest(draft), allotted),
             max_width=limits.max_width,
             max_window=1 if turns else limits.max_window,
         )
 
     @property
     def _first_length(self) -> int:
-        """Of a block with a drafter that nothing is known of: what many sequences find out together costs each little."""
+        """Of a block with a drafter that nothing is known of: what many find out together costs each little."""
         length = min(self._limits.draft_length, self._limits.max_draft_length)
         return max(length // max(self._target.num_members, 1), 1)
 
@@ -258,6 +261,8 @@ class GoodputPolicy:
         window = self._decision.window
         if window == 1:
             drafter.wait_overhead.observe(round_.duration - waited)
+            if 2 * len(drafter.active) > self._target.num_members > 1:
+                self._target.observe_together(round_.duration)
             drafter.fade_ahead()
         elif round_.ahead:
             seconds += self._target.ahead_extra.mean

@@ -4,36 +4,69 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 _SHORTEST = 1e-6
 
 
-def share(
-    acceptances: Sequence[Sequence[float]], verify: Callable[[float], float], budget: int, wait: float = 0.0
-) -> list[int]:
-    """Draft lengths, one per sequence, that maximise expected committed tokens per second of the whole batch.
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A sequence of the batch. acceptance: by depth, given that all depths above were accepted. proposes: chance that
+    its drafter has any candidate when it is asked."""
 
-    acceptances: per sequence and depth, given that all depths above were accepted. verify: seconds by packed rows.
-    budget: rows at most, one per sequence included. wait: seconds of a round besides verifying, if there is any
-    candidate. The next candidate always goes where it is most likely to be accepted; how many there are in all is what
-    gives the highest rate.
+    acceptance: tuple[float, ...]
+    proposes: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Draft lengths, one per sequence. seconds: of a round with them. gain: the share by which they raise the rate of
+    the batch over plain decoding."""
+
+    lengths: tuple[int, ...]
+    seconds: float
+    gain: float
+
+
+def _no_wait(longest: int, sequences: int) -> float:
+    return 0.0
+
+
+def share(
+    members: Sequence[Member],
+    verify: Callable[[float], float],
+    budget: int,
+    wait: Callable[[int, int], float] = _no_wait,
+    stretch: float = 0.0,
+) -> Shares:
+    """What maximises expected committed tokens per second of the whole batch, if its sequences wait for each other.
+
+    verify: seconds by packed rows. budget: rows at most, one per sequence included. wait: seconds of a round besides
+    verifying, by the longest draft and the number of sequences that draft. stretch: the share by which such rounds are
+    seen to take longer. The next candidate always goes where it is most likely to be accepted; how many there are in
+    all is what gives the highest rate.
     """
-    count = len(acceptances)
-    chances = [(-rates[0], i, 0) for i, rates in enumerate(acceptances) if rates]
+    count = len(members)
+    chances = [(-member.acceptance[0], i, 0) for i, member in enumerate(members) if member.acceptance]
     heapq.heapify(chances)
-    expected, rows = float(count), count
-    best_rate, best_rows = expected / max(verify(rows), _SHORTEST), rows
+    expected, rows = float(count), float(count)
+    seconds = max(verify(rows), _SHORTEST)
+    plain_rate = best_rate = expected / seconds
+    longest = drafting = kept = 0
     order: list[int] = []
-    while chances and rows < budget:
+    while chances and count + len(order) < budget:
         chance, i, depth = heapq.heappop(chances)
-        expected, rows = expected - chance, rows + 1
+        member = members[i]
+        expected, rows = expected - chance * member.proposes, rows + member.proposes
         order.append(i)
-        rate = expected / max(verify(rows) + wait, _SHORTEST)
+        longest, drafting = max(longest, depth + 1), drafting + (depth == 0)
+        taken = max(verify(rows) + wait(longest, drafting), _SHORTEST)
+        rate = expected / (taken * (1 + stretch))
         if rate > best_rate:
-            best_rate, best_rows = rate, rows
-        if depth + 1 < len(acceptances[i]):
-            heapq.heappush(chances, (chance * acceptances[i][depth + 1], i, depth + 1))
+            best_rate, kept, seconds = rate, len(order), taken
+        if depth + 1 < len(member.acceptance):
+            heapq.heappush(chances, (chance * member.acceptance[depth + 1], i, depth + 1))
     lengths = [0] * count
-    for i in order[: best_rows - count]:
+    for i in order[:kept]:
         lengths[i] += 1
-    return lengths
+    return Shares(tuple(lengths), seconds, best_rate / plain_rate - 1)

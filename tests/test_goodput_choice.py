@@ -10,7 +10,7 @@ import pytest
 from specdec.decision import OFF, Decision
 from specdec.estimates import Knots
 from specdec.goodput import Inputs, Overheads, choose, goodput
-from specdec.sharing import share
+from specdec.sharing import Member, share
 
 FREE = (0.0, 0.0)
 
@@ -142,11 +142,14 @@ def test_shared_budget_goes_where_it_gains_most(seed: int) -> None:
         return tokens / verify(3 + sum(lengths))
 
     possible = [c for c in itertools.product(range(4), repeat=3) if 3 + sum(c) <= budget]
-    assert rate(tuple(share(acceptances, verify, budget))) == pytest.approx(max(rate(c) for c in possible))
+    shares = share([Member(tuple(rates)) for rates in acceptances], verify, budget)
+    best = max(rate(c) for c in possible)
+    assert rate(shares.lengths) == pytest.approx(best)
+    assert shares.gain == pytest.approx(best / rate((0, 0, 0)) - 1)
 
 
 def test_a_sequence_that_drafts_badly_gets_no_rows() -> None:
     good, bad = (0.9,) * 8, (0.05,) * 8
-    lengths = share([good, bad, good], _line(0.005, 0.0005), 512)
+    lengths = share([Member(rates) for rates in (good, bad, good)], _line(0.005, 0.0005), 512).lengths
     assert lengths[1] == 0
     assert lengths[0] == lengths[2] > 2

@@ -125,6 +125,14 @@ def test_in_a_batch_a_drafter_that_is_seldom_of_use_costs_little() -> None:
     assert plain / sum(seconds(SMALL, luck, 16, 2, TOKENS)) >= 0.97
 
 
+@pytest.mark.parametrize("acceptance", [0.8, 0.9])
+def test_a_batch_speculates_where_only_all_of_it_together_gain(acceptance: float) -> None:
+    """One alone waits for the forward of the others."""
+    luck = mixed(acceptance)
+    plain = sum(seconds(OWN, luck, 16, 3, TOKENS, PLAIN))
+    assert plain / sum(seconds(OWN, luck, 16, 3, TOKENS)) >= 1.07
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("acceptance", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize("costs", [SHARED, SLOW], ids=["shared", "slow"])

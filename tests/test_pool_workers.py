@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outrider import AsyncClient
+from outrider import AsyncClient, Tokens
 from tools.up import DRAFT, ROOT, TARGET, Up, environment, outrider
-from tools.waiting import until
+from tools.waiting import PATIENCE, until
 
 BACK_SECONDS = 10.0
 CONCURRENT = 16
@@ -39,6 +39,26 @@ async def answers(address: str, count: int = CONCURRENT) -> list[tuple[int, ...]
     async with AsyncClient(address) as client:
         requests = [client.complete(f"w{i + 1} w2", max_tokens=MAX_TOKENS, seed=i) for i in range(count)]
         return [completion.token_ids for completion in await asyncio.gather(*requests)]
+
+
+async def stream(address: str, came: list[list[int]]) -> None:
+    """The same requests, their token ids written down as they come."""
+
+    async def one(i: int) -> None:
+        async for event in client.generate(f"w{i + 1} w2", max_tokens=MAX_TOKENS, seed=i):
+            if isinstance(event, Tokens):
+                came[i] += event.token_ids
+
+    async with AsyncClient(address) as client:
+        await asyncio.gather(*(one(i) for i in range(len(came))))
+
+
+async def in_the_midst(address: str) -> tuple[asyncio.Task[None], list[list[int]]]:
+    """All requests at once, when each answer has begun. Returns what ends with them, and their token ids."""
+    came: list[list[int]] = [[] for _ in range(CONCURRENT)]
+    running = asyncio.create_task(stream(address, came))
+    await until(lambda: all(came) or running.done(), "all answers have begun")
+    return running, came
 
 
 def words(process: psutil.Process) -> set[str]:
@@ -81,13 +101,8 @@ async def test_a_killed_worker_is_back_within_ten_seconds_and_no_request_fails(
 ) -> None:
     before = await answers(up.address)
     old = up.worker(worker)
-    running = asyncio.create_task(answers(up.address))
+    running, came = await in_the_midst(up.address)
     async with AsyncClient(up.address) as client:
-
-        async def loaded() -> bool:
-            return (await client.status()).active_sequences == CONCURRENT
-
-        await until(loaded, "all requests run")
         (holder(up, worker) if victim == "holder" else old).kill()
         start = time.monotonic()
 
@@ -97,20 +112,16 @@ async def test_a_killed_worker_is_back_within_ten_seconds_and_no_request_fails(
 
         await until(back, f"{worker} is back", patience=BACK_SECONDS)
     assert time.monotonic() - start < BACK_SECONDS
-    assert await running == before
+    await running
+    assert [tuple(token_ids) for token_ids in came] == before
 
 
 @pytest.mark.slow
 async def test_every_worker_is_replaced_under_load_and_no_request_fails(up: Up) -> None:
     before = await answers(up.address)
     old = [up.worker("target-1"), up.worker("draft-1")]
-    running = asyncio.create_task(answers(up.address))
+    running, came = await in_the_midst(up.address)
     async with AsyncClient(up.address) as client:
-
-        async def loaded() -> bool:
-            return (await client.status()).active_sequences == CONCURRENT
-
-        await until(loaded, "all requests run")
         up.process.send_signal(signal.SIGUSR1)
 
         async def replaced() -> bool:
@@ -118,7 +129,8 @@ async def test_every_worker_is_replaced_under_load_and_no_request_fails(up: Up) 
             return ready == ["draft", "target"] and not any(process.is_running() for process in old)
 
         await until(replaced, "both workers are new", patience=60.0)
-    assert await running == before
+    await running
+    assert [tuple(token_ids) for token_ids in came] == before
     assert await answers(up.address) == before
 
 
@@ -152,8 +164,11 @@ def test_ctrl_c_drains_and_leaves_nothing_behind(up: Up) -> None:
     ) as asking:
         assert asking.stdout is not None
         first = asking.stdout.read(1)
+        target = up.worker("target-1")
+        target.suspend()  # so that the answer does not end before the deployment was told to
         up.process.send_signal(signal.SIGTERM)
         up.wait_for("draining 1 sequences")
+        target.resume()
         rest = asking.stdout.read()
     assert (asking.returncode, first + rest) == (0, whole)
     assert up.end() == 0
@@ -161,7 +176,7 @@ def test_ctrl_c_drains_and_leaves_nothing_behind(up: Up) -> None:
 
 
 def _gone(family: list[psutil.Process], folder: Path) -> None:
-    _, alive = psutil.wait_procs(family, timeout=5.0)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     for process in alive:
         process.kill()
     assert [process.name() for process in alive] == []

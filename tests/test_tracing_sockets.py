@@ -170,8 +170,10 @@ async def test_a_cancelled_request_is_a_whole_trace_and_no_error(traced: Traced)
 
 
 async def test_a_deadline_is_an_error_from_client_to_sequence(traced: Traced) -> None:
-    with pytest.raises(DeadlineExceeded):  # all that a trace has comes within a second, and its end not within two
-        await traced.client.complete(**{**options(400, 1.0), "draft_length": 1})
+    asked = options(400, 1.0)  # all that a trace has comes within a second, and its end not within two
+    asked["draft_length"] = 1
+    with pytest.raises(DeadlineExceeded):
+        await traced.client.complete(**asked)
     spans = await traced.next_trace()
     for service in ("outrider-client", "outrider-scheduler"):
         assert one(spans, CALL, service).attributes["rpc.response.status_code"] == "DEADLINE_EXCEEDED"

@@ -103,7 +103,7 @@ class Plant:
         self.system = Monitored(
             [self.model],
             [("scripted", self.drafter), ("wrong", wrong)],
-            replace(quick_config(4, width=2), window=window, fan_out=2),
+            replace(quick_config(4, width=2), window=window, fan_out=2, admission_timeout=60.0),
             TargetConfig("target", SECRET, max_sequences=2 * SEQUENCES),
             DraftConfig("draft", SECRET),
             AuditConfig(share=1.0),

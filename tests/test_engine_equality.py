@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from specdec.candidates import CandidateTree
+from specdec.engine.exact_packing import COMPARED_ROWS, exact_packing
 from specdec.engine.layout import ZERO_SLOT
 from specdec.engine.loading import load
 from specdec.engine.model import Segment
-from specdec.engine.numeric_noise import COMPARED_ROWS, exact_packing
 from specdec.engine.runner import ModelRunner
 from specdec.log import Log
 from tools.engine import draw_tokens, feed, feed_in_chunks, stock_logits, tiny_model, tiny_runner

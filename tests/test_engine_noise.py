@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from services.worker_start import model_identity
+from specdec.engine.exact_packing import exact_packing, smallest_tile
 from specdec.engine.loading import has_native_bf16
 from specdec.engine.model import Segment
-from specdec.engine.numeric_noise import exact_packing, numeric_noise
-from specdec.engine.packing import LOOSE, PADDED, SINGLE
+from specdec.engine.numeric_noise import numeric_noise
+from specdec.engine.packing import LOOSE, PADDED, SINGLE, TILE
 from specdec.engine.self_test import self_test
 from specdec.log import Log
 from specdec.messages import Role
@@ -89,11 +90,25 @@ def test_rows_are_padded_only_where_bits_depend_on_their_number() -> None:
     model = tiny_model("Llama", torch.bfloat16)
     runner = tiny_runner(model)
     self_test(runner)
-    assert runner.packing == (SINGLE if has_native_bf16("cpu") else PADDED)
+    assert runner.packing.row_multiple == (SINGLE if has_native_bf16("cpu") else PADDED).row_multiple
     model.model.layers[1].mlp.act_fn = OddRows()
-    assert exact_packing(runner, draw_tokens(40)) == PADDED
+    assert exact_packing(runner, draw_tokens(40)).row_multiple == PADDED.row_multiple
     assert self_test(runner) == 0.0
-    assert runner.packing == PADDED
+    assert runner.packing.row_multiple == PADDED.row_multiple
+
+
+def test_tiles_are_small_only_where_bits_do_not_depend_on_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of keys."""
+    runner = tiny_runner(tiny_model("Llama"))
+    sizes = {}
+    for rows_needed in (0, 5, 10, 20):  # of the folded query, three for each position
+
+        def attend(query: torch.Tensor, key: torch.Tensor, *rest: object, needed: int = rows_needed) -> torch.Tensor:
+            return query if query.shape[2] >= needed or key.shape[2] < 2000 else query + 1
+
+        monkeypatch.setattr(runner, "attend", attend)
+        sizes[rows_needed] = smallest_tile(runner)
+    assert sizes == {0: 1, 5: 2, 10: 4, 20: TILE}
 
 
 def test_a_drafter_is_not_measured() -> None:

@@ -4,7 +4,8 @@ A row's bits must not depend on the rows beside it, nor on how its sequence was 
 order of summation by shape, so every shape that a row meets is a function of its own absolute position:
 
 - the rows of a forward are padded to counts that give equal bits (see `packing`);
-- attention runs in *tiles* of 8 query positions, aligned to the absolute position, each with its own row of a batch;
+- attention runs in *tiles* of query positions, aligned to the absolute position, each with its own row of a batch: of
+  8 positions, or of fewer that give equal bits;
 - a tile's keys are padded to a multiple of 64 up to 512 and of 512 beyond;
 - a tree row reads a gather of its own path in order, so it sees what a chain would see.
 
@@ -22,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec.candidates import ROOT
-from specdec.engine.packing import PADDED, Packing
+from specdec.engine.packing import PADDED, TILE, Packing
 
-TILE = 8
 SMALL_KEYS = 64
 LARGE_KEYS = 512
 
@@ -34,7 +34,7 @@ TRASH_SLOT = 1
 """Takes the KV of padding rows, never read."""
 
 FEW_ROWS = 2
-"""Up to so many rows of a sequence in one forward a tile of one position is the cheapest."""
+"""Up to so many rows of each sequence in one forward the smallest tiles are the cheapest."""
 SHARED_TILES = 3
 """From so many tiles over the same keys on, they are gathered once and shared; fewer are batched with others."""
 KEYS_PER_CALL = 2**17
@@ -94,7 +94,7 @@ def pack(sequences: Sequence[SequenceRows], device: torch.device, packing: Packi
     """Packs the sequences' rows in order; sequence s starts at the sum of the row counts before it."""
     count = sum(len(s.token_ids) for s in sequences)
     few = max(len(s.token_ids) for s in sequences) <= FEW_ROWS
-    tile_size = 1 if few and not packing.exact else TILE
+    tile_size = packing.few_tile if few else TILE
     token_ids = np.zeros(packing.rows(count), np.int64)
     positions = np.zeros_like(token_ids)
     write_slots = np.full_like(token_ids, TRASH_SLOT)

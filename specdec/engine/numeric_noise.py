@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from specdec.engine.model import Segment
-from specdec.engine.packing import PADDED, SINGLE, Packing
-from specdec.engine.runner import ModelRunner, ranks_of
+from specdec.engine.runner import ModelRunner
 from specdec.log import Log
 
 PREFIX_LENGTH = 21
@@ -18,11 +17,6 @@ ROWS = 4
 ROUNDINGS = 2.0
 """Rounding steps of the largest logit by which a gap moves at least, where anything moves at all: each of two logits
 may be rounded to its neighbour. A few rows that came out equal do not show that all do."""
-
-COMPARED_ROWS = 40
-"""In the forward that others of fewer rows must equal."""
-COMPARED_COUNTS = (5, 6, 7, 9, 10, 11, 13, 17, 18, 31)
-"""Every way to be no multiple of 4, with few rows and with many."""
 
 _STRANGER = "stranger"
 _TREE = (-1, -1, 0, 1)
@@ -39,9 +33,9 @@ def numeric_noise(runner: ModelRunner, token_ids: Sequence[int]) -> float:
     """
     prefix, rows = tuple(token_ids[:PREFIX_LENGTH]), tuple(token_ids[PREFIX_LENGTH : PREFIX_LENGTH + ROWS])
     steps = [prefix, *((token_id,) for token_id in rows)]
-    plain = _logits(runner, steps)
-    packed = _logits(runner, [prefix, rows])
-    mixed = _logits(runner, [prefix, rows], beside=True)
+    plain = fed_logits(runner, steps)
+    packed = fed_logits(runner, [prefix, rows])
+    mixed = fed_logits(runner, [prefix, rows], beside=True)
     moved = max((plain - other).abs().max().item() for other in (packed, mixed))
     if moved == 0 and not plain.is_cuda:
         return 0.0
@@ -49,37 +43,11 @@ def numeric_noise(runner: ModelRunner, token_ids: Sequence[int]) -> float:
     return max(2 * moved, ROUNDINGS * rounding)
 
 
-def exact_packing(runner: ModelRunner, token_ids: Sequence[int]) -> Packing:
-    """`SINGLE` if, on this model and machine, forwards of any number of rows give a row the same bits; else `PADDED`.
-
-    On CUDA row counts come from the graphs, and ranks that share a model must agree on them: `PADDED` there. Raises
-    ValueError if the KV memory does not hold it. token_ids: at least `COMPARED_ROWS`; the runner's sequences must all
-    be closed.
-    """
-    if runner.model.device.type != "cpu" or ranks_of(runner.model) > 1:
-        return PADDED
-    before, runner.packing = runner.packing, SINGLE
-    try:
-        whole = _from_start(runner, token_ids[:COMPARED_ROWS])
-        same = all(torch.equal(_from_start(runner, token_ids[:count]), whole[:count]) for count in COMPARED_COUNTS)
-    finally:
-        runner.packing = before
-    return SINGLE if same else PADDED
-
-
-def _from_start(runner: ModelRunner, token_ids: Sequence[int]) -> torch.Tensor:
-    """Logits of one forward over a sequence's first tokens, [len(token_ids), vocab]."""
-    with _opened(runner, ("row",)):
-        if not runner.reserve("row", len(token_ids)):
-            raise ValueError("the KV memory does not hold the self-test: raise kv_memory")
-        return runner.forward([Segment("row", tuple(token_ids), None, len(token_ids))])[0]
-
-
-def _logits(runner: ModelRunner, chunks: Sequence[tuple[int, ...]], beside: bool = False) -> torch.Tensor:
+def fed_logits(runner: ModelRunner, chunks: Sequence[tuple[int, ...]], beside: bool = False) -> torch.Tensor:
     """Logits of the last `ROWS` tokens of a sequence that is fed chunk by chunk, [ROWS, vocab]. beside: in forwards
     with a stranger, who prefills first and then has a tree verified."""
     kept: list[torch.Tensor] = []
-    with _opened(runner, ("row", _STRANGER)):
+    with opened(runner, ("row", _STRANGER)):
         for i, chunk in enumerate(chunks):
             segments = [Segment("row", chunk, None, len(chunk))]
             if beside:
@@ -96,7 +64,7 @@ def _logits(runner: ModelRunner, chunks: Sequence[tuple[int, ...]], beside: bool
 
 
 @contextmanager
-def _opened(runner: ModelRunner, names: Sequence[str]) -> Iterator[None]:
+def opened(runner: ModelRunner, names: Sequence[str]) -> Iterator[None]:
     for name in names:
         runner.open(name, Log(b"numeric noise"))
     try:

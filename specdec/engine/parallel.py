@@ -116,7 +116,7 @@ class ParallelRunner(ModelRunner):
             self._move(source, target)
         else:
             layout, wanted = decode_batch(numbers, self._device)
-            self._run(attention.PagedForward(layout, self._kv, self._attend), wanted)
+            self._run(attention.PagedForward(layout, self._kv, self.attend), wanted)
 
     def _run(self, forward: attention.PagedForward, wanted: list[int]) -> torch.Tensor:
         if self._leads:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.engine.layout import TILE, Layout, TileGroup
+from specdec.engine.layout import Layout, TileGroup
+from specdec.engine.packing import TILE
 
 _GROUP_NUMBERS = 3
 """Of each tile group: rows of key_slots, keys, tiles."""

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from specdec.engine.errors import ModelRefused
+from specdec.engine.exact_packing import exact_packing
 from specdec.engine.fused_linear import fuse_linears
 from specdec.engine.int4_linear import can_round, round_linears
 from specdec.engine.int8_linear import can_round_to_int8, round_linears_to_int8
 from specdec.engine.model import Segment
-from specdec.engine.numeric_noise import exact_packing, numeric_noise
+from specdec.engine.numeric_noise import numeric_noise
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.runner import ModelRunner
 from specdec.log import Log

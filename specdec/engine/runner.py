@@ -96,7 +96,7 @@ class ModelRunner:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.packing = packing
         self.numeric_noise = 0.0
-        self._attend = attention.IMPLEMENTATIONS[implementation]
+        self.attend = attention.IMPLEMENTATIONS[implementation]
         self._pool = BlockPool(kv_blocks, page_size)
         shape = KvShape.of(model.config.get_text_config(), model.dtype, ranks_of(model))
         slots = (kv_blocks + RESERVED_BLOCKS) * page_size
@@ -184,7 +184,7 @@ class ModelRunner:
             logits = self._run_chains(self._chains, rows, _wanted_rows(segments))
         else:
             layout = pack(rows, self._device, self.packing)
-            logits = self._run(attention.PagedForward(layout, self._kv, self._attend), _wanted_rows(segments))
+            logits = self._run(attention.PagedForward(layout, self._kv, self.attend), _wanted_rows(segments))
         for sequence, segment in zip(sequences, segments, strict=True):
             sequence.segment = segment
         return list(torch.split(logits, [segment.num_logits for segment in segments]))

@@ -18,8 +18,9 @@ import torch
 
 from specdec.engine import attention
 from specdec.engine.errors import ModelRefused
+from specdec.engine.exact_packing import exact_packing
 from specdec.engine.model import Segment
-from specdec.engine.numeric_noise import exact_packing, numeric_noise
+from specdec.engine.numeric_noise import numeric_noise
 from specdec.engine.parallel import whole
 from specdec.engine.runner import ModelRunner
 from specdec.engine.tiny_config import TINY_VOCABULARY, tiny_config

@@ -153,7 +153,8 @@ class DrafterModel:
 
     def __init__(self) -> None:
         self._curve = Curve(growth=1.0)  # until it is seen: a candidate takes as long as any other
-        self._knots: tuple[int, Knots] | None = None
+        self._knots: dict[int, Knots] = {}
+        """By sequences that are drafted together."""
         self._link = RunningMean()
         self.acceptance = DrafterAcceptance()
         self.active: set[Hashable] = set()
@@ -189,7 +190,7 @@ class DrafterModel:
         if ahead and self._curve.known:
             return  # what working at the same time costs is in the overheads
         self._curve.observe(length, seconds, batch)
-        self._knots = None
+        self._knots.clear()
 
     def observe_link(self, seconds: float) -> None:
         self._link.observe(seconds)
@@ -221,14 +222,16 @@ class DrafterModel:
 
     def knots(self) -> Knots:
         """Seconds by draft length, in the batch of now."""
-        batch = max(len(self.active), 1)
-        if self._knots is None or self._knots[0] != batch:
-            self._knots = batch, self._curve.knots(batch)
-        return self._knots[1]
+        return self._knots_of(max(len(self.active), 1))
+
+    def _knots_of(self, batch: int) -> Knots:
+        if batch not in self._knots:
+            self._knots[batch] = self._curve.knots(batch)
+        return self._knots[batch]
 
     def wait(self, longest: int, sequences: int) -> float:
         """Seconds of a round besides verifying, if so many sequences draft together."""
-        return self._curve.knots(sequences)(longest) + self.link
+        return self._knots_of(sequences)(longest) + self.link
 
     def leave(self, member: Hashable) -> None:
         self.active.discard(member)

@@ -192,7 +192,7 @@ async def test_chaos_changes_no_token(seed: int) -> None:
     draw = random.Random(seed)
     window = draw.randint(2, 6)
     config = replace(_config(window, draw.randint(1, 4)), width=draw.randint(1, 3))
-    models = [TableModel(LAW, delay=0.001), TableModel(LAW, delay=0.001)]
+    models = [TableModel(LAW, delay=0.02), TableModel(LAW, delay=0.02)]  # which leaves drafters time for branches
     async with Deployment(models, [ChaoticDrafter(seed), TableDrafter(LAW, 0.7)], config) as deployment:
         tasks = [asyncio.create_task(_summary(deployment, request)) for request in _many(8, 0.9)]
         deployment.targets[seed % 2].cut()

@@ -39,20 +39,12 @@ LENGTHS = (PLAIN, 1, 2, 3, 4, 6, 8)
 COLD, TOKENS = 10, 64
 
 
+@pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("costs", [SHARED, OWN], ids=["shared", "own"])
-def test_a_drafter_that_is_always_wrong_costs_little_even_at_first(costs: Costs) -> None:
+def test_a_drafter_that_is_always_wrong_costs_little_even_at_first(costs: Costs, batch: int) -> None:
     never = steady(0.0)
-    plain = seconds(costs, never, 1, 1, 128, PLAIN)[0]
-    found = seconds(costs, never, 1, 20, 128)
-    assert plain / found[0] >= 0.90
-    assert 20 * plain / sum(found) >= 0.97
-
-
-@pytest.mark.parametrize("costs", [SHARED, OWN], ids=["shared", "own"])
-def test_so_it_does_in_a_batch(costs: Costs) -> None:
-    never = steady(0.0)
-    plain = seconds(costs, never, 16, 1, 128, PLAIN)[0]
-    found = seconds(costs, never, 16, 20, 128)
+    plain = seconds(costs, never, batch, 1, 128, PLAIN)[0]
+    found = seconds(costs, never, batch, 20, 128)
     assert plain / found[0] >= 0.90
     assert 20 * plain / sum(found) >= 0.97
 

@@ -129,8 +129,7 @@ async def test_kind12_cancel_while_waiting_for_a_target() -> None:
 async def test_kind12_cancel_during_a_failover(turns: int) -> None:
     models = [TableModel(LAW), TableModel(LAW)]
     for model in models:
-        model.gate.clear()
-        model.gated_from = 60
+        model.hold_at(60)
     async with Deployment(models, [ScriptedDrafter(oracle, LawContinuation(LAW))]) as system:
         seen: list[int] = []
 

@@ -102,8 +102,7 @@ async def test_trees_are_drafted_ahead_too() -> None:
 async def test_a_killed_target_in_a_window_changes_nothing() -> None:
     models = [TableModel(LAW), TableModel(LAW)]
     for model in models:
-        model.gate.clear()
-        model.gated_from = 80
+        model.hold_at(80)
     async with Deployment(models, [_drafter()], _config(4)) as deployment:
         task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(len(s.token_ids) > 40 for s in deployment.scheduler.sequences()), "tokens came")

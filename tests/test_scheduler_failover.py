@@ -88,8 +88,7 @@ async def test_results_of_a_woken_target_are_refused() -> None:
     config = replace(quick_config(), round_timeout=0.3)
     models = [TableModel(LAW), TableModel(LAW)]
     for model in models:
-        model.gate.clear()
-        model.gated_from = 50
+        model.hold_at(50)
     async with Deployment(models, config=config) as deployment:
         task = asyncio.create_task(_with_fault_after(deployment, 10, "freeze"))
         await until(lambda: any(s.epoch_number > 1 for s in deployment.scheduler.sequences()), "taken over")
@@ -198,8 +197,7 @@ async def test_one_bad_row_ends_its_own_request_only(kind: FaultKind) -> None:
 
 async def test_a_deadline_ends_the_request_and_frees_everything() -> None:
     model = TableModel(LAW)
-    model.gate.clear()
-    model.gated_from = 40
+    model.hold_at(40)
     async with Deployment([model], [_oracle()]) as deployment:
         with pytest.raises(DeadlineExceeded):
             await deployment.generate(replace(REQUEST, timeout=0.3))
@@ -209,8 +207,7 @@ async def test_a_deadline_ends_the_request_and_frees_everything() -> None:
 
 async def test_closing_the_scheduler_ends_what_runs_with_one_error() -> None:
     model = TableModel(LAW)
-    model.gate.clear()
-    model.gated_from = 40
+    model.hold_at(40)
     async with Deployment([model], [_oracle()]) as deployment:
         task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(len(s.token_ids) > 10 for s in deployment.scheduler.sequences()), "tokens came")

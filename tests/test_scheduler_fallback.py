@@ -103,8 +103,7 @@ async def test_a_drafter_that_comes_back_is_used_again() -> None:
 
 async def test_no_drafter_is_plain_and_one_that_arrives_is_used() -> None:
     model = TableModel(LAW, delay=0.002)
-    model.gate.clear()
-    model.gated_from = 60
+    model.hold_at(60)
     async with Deployment([model]) as deployment:
         task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(len(s.token_ids) > 20 for s in deployment.scheduler.sequences()), "plain tokens")
@@ -121,8 +120,7 @@ async def test_no_drafter_is_plain_and_one_that_arrives_is_used() -> None:
 async def test_killed_drafter_another_takes_over_without_a_changed_token() -> None:
     drafters = [_drafter(), _drafter()]
     model = TableModel(LAW)
-    model.gate.clear()
-    model.gated_from = 80
+    model.hold_at(80)
     async with Deployment([model], drafters) as deployment:
         task = asyncio.create_task(deployment.generate(REQUEST))
         await until(lambda: any(d.num_jobs > 10 for d in drafters), "drafting")

@@ -78,8 +78,7 @@ async def test_a_sampled_request_is_recorded_and_an_unsampled_one_leaves_nothing
 
 async def test_a_request_that_fails_is_recorded_unsampled_with_its_call() -> None:
     recorded, model = Recorded(0.0), TableModel(LAW)
-    model.gate.clear()
-    model.gated_from = 20
+    model.hold_at(20)
     async with _deployment(recorded, model) as deployment:
         with recorded.call() as (_, request), pytest.raises(DeadlineExceeded):
             await deployment.generate(replace(request, timeout=0.5))

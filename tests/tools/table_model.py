@@ -97,6 +97,11 @@ class TableModel:
     def open_sequences(self) -> int:
         return len(self._sequences)
 
+    def hold_at(self, length: int) -> None:
+        """Answers stand at so many tokens until the gate is set."""
+        self.gate.clear()
+        self.gated_from = length
+
     def open(self, sequence_id: str, log: Log) -> int:
         """Raises ValueError if the sequence is open already."""
         if sequence_id in self._sequences:

@@ -82,7 +82,7 @@ class DraftWorker(Worker[DraftItem, DraftResult]):
     def _receive(self, outgoing: Outgoing[DraftResult]) -> None:
         items, closed = self._mailbox.take()
         now = time.monotonic()
-        for session, item in items:
+        for session, item, _ in items:
             result = self._intake.take(session, item, now)
             if result is not None:
                 outgoing[session].append(result)

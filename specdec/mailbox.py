@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -16,7 +17,7 @@ class Mailbox(Generic[Item, Result]):
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._items: list[tuple[int, Item]] = []
+        self._items: list[tuple[int, Item, float]] = []
         self._closed: list[int] = []
         self._sessions: dict[int, Callable[[list[Result]], None]] = {}
         self._last_session = 0
@@ -36,7 +37,8 @@ class Mailbox(Generic[Item, Result]):
 
     def submit(self, session: int, items: Iterable[Item]) -> None:
         with self._changed:
-            self._items += [(session, item) for item in items]
+            now = time.monotonic()
+            self._items += [(session, item, now) for item in items]
             self._changed.notify()
 
     def stop(self) -> None:
@@ -53,8 +55,8 @@ class Mailbox(Generic[Item, Result]):
     def waiting(self) -> bool:
         return bool(self._items or self._closed)
 
-    def take(self) -> tuple[list[tuple[int, Item]], list[int]]:
-        """All items that came, with their sessions, and the sessions that were closed."""
+    def take(self) -> tuple[list[tuple[int, Item, float]], list[int]]:
+        """All items that came, with their sessions and monotonic times, and the sessions that were closed."""
         with self._changed:
             items, self._items = self._items, []
             closed, self._closed = self._closed, []

@@ -11,6 +11,13 @@ STEP_TIME = Metric(
     kind=Kind.HISTOGRAM,
     buckets=STEP_SECONDS,
 )
+HOLD_TIME = Metric(
+    "outrider.engine.hold_time",
+    "Time for which a forward that could have begun was held back for blocks of other sequences that were expected.",
+    "s",
+    kind=Kind.HISTOGRAM,
+    buckets=STEP_SECONDS,
+)
 BATCH_SIZE = Metric(
     "outrider.engine.batch_size", "Sequences in one packed forward.", kind=Kind.HISTOGRAM, buckets=BATCHES
 )
@@ -51,6 +58,7 @@ KV_USAGE = Metric("outrider.kv_cache_usage_perc", "Share of KV blocks in use, fr
 
 METRICS = (
     STEP_TIME,
+    HOLD_TIME,
     BATCH_SIZE,
     ITERATION_TOKENS,
     ROWS,

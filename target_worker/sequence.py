@@ -45,6 +45,16 @@ class TargetSequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def waits(self) -> bool:
+        """For a block behind what it committed: its grant has it wait, and nothing to verify has come."""
+        return (
+            self.pending is None
+            and self.grant.patience > 0
+            and self.opened_length < len(self.log) < self.grant.until_length
+            and not self.finished
+        )
+
     def may_step(self, now: float) -> bool:
         """Somebody asked for the next tokens, or the grant allows them unasked."""
         return self.pending is not None or self.plain_step_at() <= now

@@ -15,6 +15,7 @@ from specdec.worker import Outgoing, Worker
 from target_worker import counters as metrics
 from target_worker.batch import Selector, Work
 from target_worker.config import TargetConfig
+from target_worker.gathering import Gathering
 from target_worker.intake import Intake
 from target_worker.step import Outcome, step
 
@@ -38,7 +39,11 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         self._load.kv_blocks_total = model.blocks_total
         self._intake = Intake(config, model, self._load, make_mask, counters)
         self._selector = Selector(config, model, counters)
+        self._gathering = Gathering()
         self._looked_at = 0.0
+        self._held_since: float | None = None
+        self._held_until = math.inf
+        """Work that is there is not begun before, unless something comes."""
 
     def drain(self) -> None:
         self._intake.draining = True
@@ -48,6 +53,8 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         self._count()
         self._looked_at = now = time.monotonic()
         batch = self._selector.select(self._intake.sequences.values(), now)
+        if self._holds(batch, now):
+            return False
         if batch:
             outcomes = step(self._model, batch)
             self._count_step(batch, time.monotonic() - now)
@@ -56,10 +63,22 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         self._count()
         return worked
 
+    def _holds(self, batch: list[Work], now: float) -> bool:
+        """Whether the forward is to wait for blocks that are expected."""
+        hold = self._gathering.hold(batch, self._intake.sequences.values(), now)
+        if hold:
+            self._held_since, self._held_until = self._held_since or now, now + hold
+            return True
+        if batch and self._held_since is not None:
+            self._counters.observe(metrics.HOLD_TIME, now - self._held_since)
+        self._held_since, self._held_until = None, math.inf
+        return False
+
     def _receive(self, outgoing: Outgoing[TargetResult]) -> None:
         items, closed = self._mailbox.take()
         now = time.monotonic()
-        for session, item in items:
+        for session, item, arrived in items:
+            self._gathering.answered(self._intake.sequences.get(item.header.sequence_id), arrived)
             outgoing[session] += self._intake.take(session, item, now)
         for session in closed:
             for sequence in [s for s in self._intake.sequences.values() if s.session == session]:
@@ -95,6 +114,7 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
 
     def _count_step(self, batch: list[Work], seconds: float) -> None:
         rows = sum(len(work.segment.token_ids) for work in batch)
+        self._gathering.forwarded(rows, seconds)
         candidates = sum(len(work.candidates) for work in batch if work.candidates is not None)
         decoding = sum(work.decides for work in batch)
         add, observe = self._counters.add, self._counters.observe
@@ -110,8 +130,9 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
         self._load.kv_blocks_used = self._model.blocks_used
 
     def _idle_for(self) -> float | None:
-        """Until a grant's patience ends that had not ended when work was last looked for: what could step then and did
-        not waits for room, which only a message brings."""
+        """Until work that is held back begins, or a grant's patience ends that had not ended when work was last looked
+        for: what could step then and did not waits for room, which only a message brings."""
         waiting = [s.plain_step_at() for s in self._intake.sequences.values() if not s.finished]
         wake_at = min((at for at in waiting if at > self._looked_at), default=math.inf)
+        wake_at = min(wake_at, self._held_until)
         return None if wake_at == math.inf else max(wake_at - time.monotonic(), 0.0)

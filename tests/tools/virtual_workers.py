@@ -34,6 +34,7 @@ from specdec.messages import (
 )
 from target_worker.batch import Selector, Work
 from target_worker.config import TargetConfig
+from target_worker.gathering import Gathering
 from target_worker.intake import Intake as TargetIntake
 from tools.identities import draft_identity, target_identity, tokenizer_bundle
 from tools.process import SECRET
@@ -68,7 +69,7 @@ class VirtualWorker(ABC):
         self.identity = identity
         self._link = link
         self._machine = machine
-        self._items: list[Any] = []
+        self._items: list[tuple[Any, float]] = []
         self._sent: deque[Sequence[Any]] = deque()
         self._answered: deque[Sequence[Any]] = deque()
         self._news = asyncio.Event()
@@ -120,10 +121,11 @@ class VirtualWorker(ABC):
                 pass
 
     def _arrive(self, items: list[Any]) -> None:
-        self._items += items
+        self._items += [(item, time.monotonic()) for item in items]
         self._news.set()
 
-    def _take(self) -> list[Any]:
+    def _take(self) -> list[tuple[Any, float]]:
+        """What came, and when."""
         items, self._items = self._items, []
         return items
 
@@ -182,14 +184,16 @@ class VirtualTarget(VirtualWorker):
         config = TargetConfig("target", SECRET)
         self._intake = TargetIntake(config, self._model, Load())
         self._selector = Selector(config, self._model)
+        self._gathering = Gathering()
         self.steps: list[tuple[int, int]] = []
         self.busy = 0.0
 
     async def _turn(self) -> float | None:
         now = time.monotonic()
-        told = [result for item in self._take() for result in self._intake.take(1, item, now)]
-        self._answer(told)
+        self._receive(now)
         batch = self._selector.select(self._intake.sequences.values(), now + _EPSILON)
+        if hold := self._gathering.hold(batch, self._intake.sequences.values(), now):
+            return hold + _EPSILON
         if not batch:
             waiting = [s.plain_step_at() for s in self._intake.sequences.values() if not s.finished]
             soonest = min((at for at in waiting if at > now), default=None)
@@ -200,10 +204,16 @@ class VirtualTarget(VirtualWorker):
             await asyncio.sleep(self._verify(rows))
         step_time = time.monotonic() - began
         self.busy += step_time
+        self._gathering.forwarded(rows, step_time)
         if any(work.decides for work in batch):
             self.steps.append((len(batch), rows))
         self._answer([result for work in batch for result in self._decided(work, len(batch), step_time)])
         return 0.0
+
+    def _receive(self, now: float) -> None:
+        for item, arrived in self._take():
+            self._gathering.answered(self._intake.sequences.get(item.header.sequence_id), arrived)
+            self._answer(self._intake.take(1, item, now))
 
     def _decided(self, work: Work, batch_size: int, step_time: float) -> list[TargetResult]:
         sequence = work.sequence
@@ -308,7 +318,7 @@ class VirtualDrafter(VirtualWorker):
 
     def _receive(self) -> None:
         now = time.monotonic()
-        told = [self._intake.take(1, item, now) for item in self._take()]
+        told = [self._intake.take(1, item, now) for item, _ in self._take()]
         self._answer([result for result in told if result is not None])
 
     def _missing(self, one: _Making) -> int:

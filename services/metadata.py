@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 
 from scheduler.links import Recorder, SequenceRecord
 from services.redis_client import REDIS_FAILURES, connect, end, one_line
+from services.redis_scripts import ScriptCall, call_each
 from services.sequence_records import sequence_keys
 
 GROUP_SECONDS = 0.02
@@ -241,17 +242,13 @@ class RedisRecorder:
 
     async def _write_group(self, sequence_ids: list[str]) -> None:
         """One round trip. A sequence leaves `_unwritten` before the trip, so that what it commits meanwhile counts."""
-        sent: list[_Sent] = []
+        for sequence_id in sequence_ids:
+            del self._unwritten[sequence_id]
+        sent = [_Sent.of(self._entries[sequence_id]) for sequence_id in sequence_ids]
         try:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for sequence_id in sequence_ids:
-                    del self._unwritten[sequence_id]
-                    sent.append(_Sent.of(self._entries[sequence_id]))
-                    keys, arguments = self._command(sent[-1])
-                    await self._script(keys=keys, args=arguments, client=pipeline)
-                answers = await pipeline.execute(raise_on_error=False)
+            answers = await call_each(self._redis, self._script, [self._call(each) for each in sent])
         except BaseException:
-            self._unwritten.update(dict.fromkeys(each.record.sequence_id for each in sent))
+            self._unwritten.update(dict.fromkeys(sequence_ids))
             raise
         for each, answer in zip(sent, answers, strict=True):
             self._settle(each, answer)
@@ -279,7 +276,7 @@ class RedisRecorder:
         if sent.finished:
             self._drop(record.sequence_id)
 
-    def _command(self, sent: _Sent) -> tuple[list[str], list[str | int | bytes]]:
+    def _call(self, sent: _Sent) -> ScriptCall:
         """Fields that Redis has already are left out: packing arguments is most of what a write costs here."""
         entry, record = sent.entry, sent.record
         base = min(entry.written or 0, record.committed_length)
@@ -300,7 +297,7 @@ class RedisRecorder:
         for name, value in sent.fields.items():
             if known.get(name) != value:
                 arguments += (name, value)
-        return sequence_keys(record.sequence_id), arguments
+        return ScriptCall(sequence_keys(record.sequence_id), arguments)
 
     def _drop(self, sequence_id: str) -> None:
         self._entries.pop(sequence_id, None)

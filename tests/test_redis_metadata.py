@@ -240,6 +240,15 @@ async def test_a_record_that_redis_lost_is_sent_again_whole(redis: Redis, record
     await until(lambda: holds(redis, a_record(committed=4)), "it is written again, with what has not changed")
 
 
+async def test_a_server_that_forgot_the_script_is_told_it_anew(redis: Redis, recorder: RedisRecorder) -> None:
+    recorder.record(a_record(committed=2))
+    await until(lambda: holds(redis, a_record(committed=2)), "the record is written")
+    await redis.script_flush()
+    recorder.record(a_record(committed=4))
+    await until(lambda: holds(redis, a_record(committed=4)), "so is the next one")
+    assert recorder.state == "connected"
+
+
 async def test_a_frozen_redis_is_noticed_and_healed(redis: Redis, recorder: RedisRecorder) -> None:
     pid = (await redis.info("server"))["process_id"]
     os.kill(pid, signal.SIGSTOP)

@@ -22,7 +22,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=[(kind, name) for kind in KINDS for name in ("sdpa", "reference")], ids="-".join, scope="module")
+CASES = [(kind, name) for kind in KINDS for name in ("sdpa", "reference")] + [
+    (kind, "compiled") for kind in ("Llama", "Qwen2")
+]
+
+
+@pytest.fixture(params=CASES, ids="-".join, scope="module")
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     kind, name = request.param
     return tiny_runner(tiny_model(kind, **KINDS[kind]), attention=name)

@@ -23,10 +23,13 @@ TREE = CandidateTree((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (-1, -1, 0, 0, 1, 
 SLOW_CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17, 20, 23, 24, 29, 31, 32, 33, 37, 40)
 
 
-@pytest.fixture(params=["Llama-fp32", "Llama-bf16", "Qwen2-fp32", "Qwen2-bf16"], scope="module")
+RUNNERS = ["Llama-fp32-compiled", "Qwen2-bf16-compiled", "Llama-bf16-sdpa", "Qwen2-fp32-sdpa"]
+
+
+@pytest.fixture(params=RUNNERS, scope="module")
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
-    kind, dtype = request.param.split("-")
-    runner = tiny_runner(tiny_model(kind, DTYPES[dtype]))
+    kind, dtype, attention = request.param.split("-")
+    runner = tiny_runner(tiny_model(kind, DTYPES[dtype]), attention=attention)
     runner.packing = exact_packing(runner, draw_tokens(COMPARED_ROWS))
     return runner
 

@@ -45,7 +45,7 @@ def test_two_ways_to_attend_are_seen() -> None:
 @pytest.mark.parametrize("amount", [1e-5, 1e-6])
 def test_it_is_at_least_what_other_neighbours_do_to_a_gap(amount: float) -> None:
     model = tiny_model("Llama")
-    runner = tiny_runner(model)
+    runner = tiny_runner(model, attention="sdpa")
     model.model.layers[1].mlp.act_fn = BatchScale(amount)
     noise = self_test(runner)
 
@@ -88,7 +88,7 @@ class OddRows(torch.nn.Module):
 
 def test_rows_are_padded_only_where_bits_depend_on_their_number() -> None:
     model = tiny_model("Llama", torch.bfloat16)
-    runner = tiny_runner(model)
+    runner = tiny_runner(model, attention="sdpa")
     self_test(runner)
     assert runner.packing.row_multiple == (SINGLE if has_native_bf16("cpu") else PADDED).row_multiple
     model.model.layers[1].mlp.act_fn = OddRows()

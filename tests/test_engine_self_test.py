@@ -68,7 +68,7 @@ def test_a_row_that_depends_on_its_neighbours_is_refused() -> None:
             return torch.round(rows / scale) * scale
 
     model = tiny_model("Llama")
-    runner = tiny_runner(model)
+    runner = tiny_runner(model, attention="sdpa")
     model.model.layers[1].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), SharedScale())
     with pytest.raises(ModelRefused, match="rows beside it"):
         self_test(runner)

@@ -38,6 +38,8 @@ def exact_packing(runner: ModelRunner, token_ids: Sequence[int]) -> Packing:
         if not all(torch.equal(_from_start(runner, token_ids[:count]), whole[:count]) for count in COMPARED_COUNTS):
             runner.packing = packing = PADDED
             whole = _from_start(runner, token_ids[:COMPARED_ROWS])
+        if runner.is_compiled:  # no tiles
+            return packing
         runner.packing = replace(packing, few_tile=smallest_tile(runner))
         end = PREFIX_LENGTH + ROWS
         steps = [tuple(token_ids[:PREFIX_LENGTH]), *((token_id,) for token_id in token_ids[PREFIX_LENGTH:end])]

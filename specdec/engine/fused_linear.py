@@ -6,7 +6,7 @@ The model goes on calling its own layers. Each of these is then a part of the on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -41,12 +41,12 @@ class LinearPart(nn.Module):
 
     def __init__(self, fused: FusedLinear, index: int) -> None:
         super().__init__()
-        self._fused = fused
+        self.fused = fused
         self._index = index
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
-        return self._fused.part(self._index, rows)
+        return self.fused.part(self._index, rows)
 
 
 @torch.inference_mode()
@@ -63,6 +63,15 @@ def fuse_linears(model: Any) -> int:
                 setattr(parent, name, LinearPart(fused, index))
             count += 1
     return count
+
+
+def joined(*linears: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives the outputs of all the linear layers for the same rows, side by side, [rows, sum of out_features]."""
+    first = linears[0]
+    if isinstance(first, LinearPart):
+        whole: Callable[[torch.Tensor], torch.Tensor] = first.fused.whole.forward
+        return whole
+    return lambda rows: torch.cat([linear(rows) for linear in linears], dim=-1)
 
 
 def _fit(linears: Sequence[Any]) -> TypeGuard[Sequence[nn.Linear]]:

@@ -59,6 +59,15 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """All rows of a forward, the padding included, [rows] each."""
+
+    token_ids: Ints
+    positions: Ints
+    write_slots: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class _Path:
     """Rows that read the same keys, spread over tiles of the same padded key length."""
 
@@ -92,36 +101,46 @@ class Layout:
 
 def pack(sequences: Sequence[SequenceRows], device: torch.device, packing: Packing = PADDED) -> Layout:
     """Packs the sequences' rows in order; sequence s starts at the sum of the row counts before it."""
-    count = sum(len(s.token_ids) for s in sequences)
     few = max(len(s.token_ids) for s in sequences) <= FEW_ROWS
     tile_size = packing.few_tile if few else TILE
+    tokens = pack_tokens(sequences, packing)
+    paths: list[_Path] = []
+    first = 0
+    for sequence in sequences:
+        paths += _paths(sequence, first, tile_size)
+        first += len(sequence.token_ids)
+    groups = [_group(paths_of_call, tile_size) for paths_of_call in _calls(paths)]
+    return Layout(
+        token_ids=torch.from_numpy(tokens.token_ids).to(device)[None],
+        positions=torch.from_numpy(tokens.positions).to(device)[None],
+        write_slots=torch.from_numpy(tokens.write_slots).to(device),
+        groups=tuple(_to_device(group, device) for group in groups),
+        place_of_row=torch.from_numpy(_places(groups, len(tokens.token_ids))).to(device),
+    )
+
+
+def pack_tokens(sequences: Sequence[SequenceRows], packing: Packing) -> PackedTokens:
+    """The sequences' rows in order, then those that pad."""
+    count = sum(len(s.token_ids) for s in sequences)
     token_ids = np.zeros(packing.rows(count), np.int64)
     positions = np.zeros_like(token_ids)
     write_slots = np.full_like(token_ids, TRASH_SLOT)
-    paths: list[_Path] = []
     first = 0
     for sequence in sequences:
         end = first + len(sequence.token_ids)
         token_ids[first:end] = sequence.token_ids
-        positions[first:end] = sequence.start + _depths(sequence)
+        positions[first:end] = sequence.start + depths_of(sequence)
         write_slots[first:end] = sequence.slots[sequence.start : sequence.start + end - first]
-        paths += _paths(sequence, first, tile_size)
         first = end
-    groups = [_group(paths_of_call, tile_size) for paths_of_call in _calls(paths)]
-    return Layout(
-        token_ids=torch.from_numpy(token_ids).to(device)[None],
-        positions=torch.from_numpy(positions).to(device)[None],
-        write_slots=torch.from_numpy(write_slots).to(device),
-        groups=tuple(_to_device(group, device) for group in groups),
-        place_of_row=torch.from_numpy(_places(groups, len(token_ids))).to(device),
-    )
+    return PackedTokens(token_ids, positions, write_slots)
 
 
 def is_chain(parents: Sequence[int] | None) -> bool:
     return parents is None or all(parent == i - 1 for i, parent in enumerate(parents))
 
 
-def _depths(sequence: SequenceRows) -> Ints:
+def depths_of(sequence: SequenceRows) -> Ints:
+    """Of each row below the first that follows the KV prefix, [rows]."""
     if is_chain(sequence.parents):
         return np.arange(len(sequence.token_ids), dtype=np.int64)
     depths: list[int] = []
@@ -136,7 +155,7 @@ def _paths(sequence: SequenceRows, first_row: int, tile_size: int) -> list[_Path
     if is_chain(sequence.parents):
         branches: Iterable[tuple[list[int], int]] = [(list(range(count)), 0)]
     else:
-        branches = _branches(sequence.parents or ())
+        branches = branches_of(sequence.parents or ())
     paths: list[_Path] = []
     for nodes, new_from in branches:
         slots = np.concatenate((sequence.slots[: sequence.start], sequence.slots[sequence.start + np.array(nodes)]))
@@ -148,7 +167,7 @@ def _paths(sequence: SequenceRows, first_row: int, tile_size: int) -> list[_Path
     return paths
 
 
-def _branches(parents: Sequence[int]) -> Iterable[tuple[list[int], int]]:
+def branches_of(parents: Sequence[int]) -> Iterable[tuple[list[int], int]]:
     """For each leaf its path from the root, and the depth from which on no earlier path has covered it."""
     covered: set[int] = set()
     inner = set(parents)

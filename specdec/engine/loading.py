@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
+from specdec.engine.fused_linear import fuse_linears
 from specdec.engine.graphs import CudaCapture
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.packing import LOOSE, PADDED
@@ -59,6 +61,7 @@ def load(
     model = _read(folder, torch_dtype, device, tensor_parallel)
     rounding = choose_rounding(quantization, model, drafts=drafts, ranks=tensor_parallel)
     if tensor_parallel == 1 and rounding is Rounding.NONE:
+        fuse_linears(model)
         pack_linears(model)
     runner = build_runner(
         model,
@@ -70,12 +73,23 @@ def load(
         exact=not drafts,
     )
     if self_test:
-        runner.numeric_noise = run_self_test(runner)
+        runner.numeric_noise = _tested(runner)
     if rounding is not Rounding.NONE:  # after the test, which compares with the stock forward
         round_runner(runner, rounding, self_test)
     if isinstance(runner, ParallelRunner) and is_leader():
         runner.lead()
     return runner
+
+
+def _tested(runner: ModelRunner) -> float:
+    """Its numeric noise. Layers of our own that do not pass give way to the model's. Raises `ModelRefused`."""
+    if runner.is_compiled:
+        try:
+            return run_self_test(runner)
+        except ModelRefused as refusal:
+            log.warning("compiled layers: %s; trying its stock layers, which are slower", refusal)
+            runner.use_stock_layers()
+    return run_self_test(runner)
 
 
 def _read(folder: Path, dtype: torch.dtype, device: str, tensor_parallel: int) -> Any:
@@ -155,9 +169,10 @@ def build_runner(
     exact: bool = True,
     graphs: bool = True,
 ) -> ModelRunner:
-    """A runner around a model that is in memory already. implementation: sdpa or reference (over gathered keys), varlen
-    or varlen_reference (over block tables), or auto: varlen where it works, else sdpa. graphs: CUDA graphs where varlen
-    is used. Raises `ModelRefused`, and ValueError for an implementation that is not there."""
+    """A runner around a model that is in memory already. implementation: compiled (decoder layers of our own), sdpa or
+    reference (over gathered keys), varlen or varlen_reference (over block tables), or auto: compiled or varlen where
+    they work, else sdpa. graphs: CUDA graphs where varlen is used. Raises `ModelRefused`, and ValueError for an
+    implementation that is not there."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or getattr(config, "num_attention_heads", None) is None:
@@ -169,7 +184,7 @@ def build_runner(
     if freeze_rope(model, context_length):
         log.info("%s: RoPE factors frozen for a context of %d tokens", name, context_length)
     page_size = PAGE_SIZE_CUDA if model.device.type == "cuda" else PAGE_SIZE_CPU
-    gather, paged = choose_attention(implementation, model, page_size)
+    choice = choose_attention(implementation, model, page_size)
     per_block = KvShape.of(config, model.dtype, ranks_of(model)).bytes_per_token * page_size
     blocks = kv_memory // per_block
     needed = -(-context_length // page_size)
@@ -190,26 +205,43 @@ def build_runner(
         context_length=context_length,
         kv_blocks=blocks,
         page_size=page_size,
-        implementation=gather,
+        implementation=choice.gathered,
+        compiled=choice.compiled,
         packing=PADDED if exact else LOOSE,
-        paged=paged,
-        capture=CudaCapture(model.device) if graphs and paged is not None and model.device.type == "cuda" else None,
+        paged=choice.paged,
+        capture=CudaCapture(model.device)
+        if graphs and choice.paged is not None and model.device.type == "cuda"
+        else None,
     )
 
 
-def choose_attention(implementation: str, model: Any, page_size: int) -> tuple[str, PagedAttention | None]:
-    """(how gathered keys are attended, how block tables are, if they are). Raises ValueError."""
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """compiled: the whole layers are. Else `paged` is the attention of chains over block tables, if there is one, and
+    `gathered` that of all else."""
+
+    gathered: str = "sdpa"
+    paged: PagedAttention | None = None
+    compiled: bool = False
+
+
+def choose_attention(implementation: str, model: Any, page_size: int) -> AttentionChoice:
+    """Raises ValueError for a name that is not known, and for what does not work with this model here."""
+    from specdec.engine.compiled.decoder import is_compilable
+
     if implementation in attention_seam.IMPLEMENTATIONS:
-        return implementation, None
+        return AttentionChoice(implementation)
     if implementation == "varlen_reference":
-        return "sdpa", REFERENCE
-    if implementation not in ("auto", "varlen"):
-        known = ", ".join(("auto", "varlen", "varlen_reference", *attention_seam.IMPLEMENTATIONS))
+        return AttentionChoice(paged=REFERENCE)
+    if implementation not in ("auto", "compiled", "varlen"):
+        known = ", ".join(("auto", "compiled", "varlen", "varlen_reference", *attention_seam.IMPLEMENTATIONS))
         raise ValueError(f"attention is {implementation}, must be one of {known}")
+    if implementation != "varlen" and is_compilable(model):
+        return AttentionChoice(compiled=True)
     paged = find_paged(model, page_size)
-    if paged is None and implementation == "varlen":
-        raise ValueError(f"attention is varlen, which does not work here on {model.device}: use auto")
-    return "sdpa", paged
+    if implementation == "compiled" or (implementation == "varlen" and paged is None):
+        raise ValueError(f"attention is {implementation}, which does not work here on {model.device}: use auto")
+    return AttentionChoice(paged=paged)
 
 
 def find_paged(model: Any, page_size: int) -> PagedAttention | None:

@@ -69,9 +69,11 @@ def round_runner(runner: ModelRunner, rounding: Rounding, self_test: bool = True
         fuse_linears(runner.model)  # layers that read the same rows scale and round them once
         round_linears_to_int8(runner.model)
         runner.dtype = rounding.value
+        runner.linears_changed()
         if before is not None:
             check_rounded(runner, before)
     pack_linears(runner.model)
+    runner.linears_changed()
 
 
 def check_rounded(runner: ModelRunner, before: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from specdec.engine.model import Segment
 from specdec.engine.packing import PADDED, Packing
 from specdec.engine.varlen import PagedAttention
 from specdec.log import Log
+
+if TYPE_CHECKING:
+    from specdec.engine.compiled.decoder import CompiledDecoder
 
 PAGE_SIZE_CPU = 16
 PAGE_SIZE_CUDA = 256
@@ -66,7 +69,8 @@ class _Sequence:
 
 
 class ModelRunner:
-    """`LanguageModel` over a Hugging Face model whose attention layers call `outrider_paged`.
+    """`LanguageModel` over a Hugging Face model: with decoder layers of our own where it is `is_compilable`, else with
+    its own, whose attention calls `outrider_paged`.
 
     `kv_blocks` blocks of `page_size` tokens are allocated at once (the operating system backs them when touched).
     """
@@ -81,11 +85,13 @@ class ModelRunner:
         kv_blocks: int,
         page_size: int = PAGE_SIZE_CPU,
         implementation: str = "sdpa",
+        compiled: bool = False,
         packing: Packing = PADDED,
         paged: PagedAttention | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """implementation: of the attention over gathered keys. paged: the attention over block tables, which then takes
+        """implementation: of the attention over gathered keys. compiled: the layers are our own (see
+        `specdec.engine.compiled`), and nothing is gathered. paged: the attention over block tables, which then takes
         all chains; capture: records its graphs."""
         self.name = name
         self.vocabulary_size = vocabulary_size
@@ -103,6 +109,11 @@ class ModelRunner:
         self._kv = _zeros(  # [layers, 2, slots, kv_heads, head_dim]
             (shape.layers, 2, slots, shape.kv_heads, shape.head_dim), shape.dtype, self._device
         )
+        self._decoder: CompiledDecoder | None = None
+        if compiled:
+            from specdec.engine.compiled.decoder import CompiledDecoder
+
+            self._decoder = CompiledDecoder(model, self._kv)
         self._chains: ChainForward | None = None
         if paged is not None:
             self._chains = ChainForward(
@@ -119,6 +130,19 @@ class ModelRunner:
         """Attention layers that the last forward called, in order."""
         attention.register()
         model.set_attn_implementation(attention.ATTENTION_NAME)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._decoder is not None
+
+    def use_stock_layers(self) -> None:
+        """Those of the model, from the next forward on."""
+        self._decoder = None
+
+    def linears_changed(self) -> None:
+        """To be called when linear layers of the model were exchanged for others."""
+        if self._decoder is not None:
+            self._decoder.linears_changed()
 
     @property
     def blocks_used(self) -> int:
@@ -180,7 +204,9 @@ class ModelRunner:
             _check_room(sequence, segment)
             sequence.segment = None
         rows = [_rows_of(*pair) for pair in zip(sequences, segments, strict=True)]
-        if self._chains is not None and all(is_chain(sequence.parents) for sequence in rows):
+        if self._decoder is not None:
+            logits = self._run_compiled(self._decoder, rows, _wanted_rows(segments))
+        elif self._chains is not None and all(is_chain(sequence.parents) for sequence in rows):
             logits = self._run_chains(self._chains, rows, _wanted_rows(segments))
         else:
             layout = pack(rows, self._device, self.packing)
@@ -188,6 +214,12 @@ class ModelRunner:
         for sequence, segment in zip(sequences, segments, strict=True):
             sequence.segment = segment
         return list(torch.split(logits, [segment.num_logits for segment in segments]))
+
+    @torch.inference_mode()
+    def _run_compiled(self, decoder: CompiledDecoder, rows: list[SequenceRows], wanted: list[int]) -> torch.Tensor:
+        """As `_run`, with layers of our own."""
+        logits = decoder.run(rows, wanted, self.packing)
+        return logits[: len(wanted), : self.vocabulary_size].float()
 
     @torch.inference_mode()
     def _run_chains(self, chains: ChainForward, rows: list[SequenceRows], wanted: list[int]) -> torch.Tensor:

@@ -45,7 +45,7 @@ def tiny_from(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     return model.to(dtype).eval()
 
 
-def tiny_runner(model: Any, *, kv_memory: int = 2**24, attention: str = "sdpa", max_context: int = 768) -> ModelRunner:
+def tiny_runner(model: Any, *, kv_memory: int = 2**24, attention: str = "auto", max_context: int = 768) -> ModelRunner:
     return build_runner(model, name="tiny", kv_memory=kv_memory, implementation=attention, max_context=max_context)
 
 

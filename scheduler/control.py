@@ -128,10 +128,10 @@ class Control:
         duration = now - (self._committed_at or now) if same_mode else None
         if body.num_draft_tokens:
             seen = None if plain or self._caught_up else duration
-            self._policy.observe(Round(body.draft_length, accepted, body.num_draft_tokens, seen, ahead))
+            self._policy.observe(Round(body.draft_length, accepted, body.num_draft_tokens, seen, body.step_time, ahead))
         else:
             in_vain = None if plain or self._caught_up else duration
-            self._policy.observe(PlainStep(len(body.token_ids), duration if plain else None, in_vain))
+            self._policy.observe(PlainStep(len(body.token_ids), duration if plain else None, in_vain, body.step_time))
         self._committed_at, self._was_plain, self._caught_up = now, plain, False
 
     def _followed(self, length: int, outcome: Outcome) -> None:

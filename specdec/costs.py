@@ -45,7 +45,8 @@ class TargetModel:
         self._curve = Curve(
             growth=0.5, offset=32.0, ridge=100.0
         )  # until it is seen: one row more costs next to nothing
-        self._last_context = 0
+        self._last_context = 0.0
+        """Mean of a sequence: sums differ as batches do, and what one batch taught would say nothing of another."""
         self._rows = RunningMean(0.2)
         self._tokens = RunningMean(0.2)
         self._sequences = RunningMean(0.2)
@@ -89,12 +90,12 @@ class TargetModel:
         self._rows.observe(step.rows)
         self._tokens.observe(step.tokens)
         self._sequences.observe(step.sequences)
-        self._last_context = step.context
+        self._last_context = context = step.context / step.sequences
         if step.ahead and self._curve.count(step.rows) >= _TRUSTED:
             self.ahead_extra.observe(step.seconds - self.seconds(step.rows))
             return
         self.ahead_extra.fade(_RETRY_FADE)
-        self._curve.observe(step.rows, step.seconds, step.context)
+        self._curve.observe(step.rows, step.seconds, context)
         self._knots = None
 
     @property
@@ -129,7 +130,8 @@ class TargetModel:
         if self._shares is None or is_new or name not in self._allotted or self._asked >= len(self._members):
             self._asked = 0
             members = list(self._members.values())
-            self._shares = share(members, self.knots(), self._budget, wait, self._stretch.mean)
+            stretch = 0.0 if self.in_step(wait) else self._stretch.mean
+            self._shares = share(members, self.knots(), self._budget, wait, stretch)
             self._allotted = dict(zip(self._members, self._shares.lengths, strict=True))
         return self._allotted.get(name, len(member.acceptance)), self._shares.gain
 
@@ -137,6 +139,13 @@ class TargetModel:
         """A round of one of a batch most of which speculates took so long."""
         if self._shares is not None:
             self._stretch.observe(seconds / self._shares.seconds - 1)
+
+    def in_step(self, wait: Callable[[int, int], float]) -> bool:
+        """Its sequences wait for each other's blocks, as it holds forwards back: that takes less than what each of two
+        forwards costs however few rows it has."""
+        count = len(self._members)
+        once = 2 * self.seconds(count / 2) - self.seconds(count)
+        return count > 1 and self.known and wait(1, count) < once
 
     @property
     def num_members(self) -> int:
@@ -171,7 +180,9 @@ class DrafterModel:
         """Seconds by which the steps of a target were longer for a probe: nothing on hardware of its own."""
         self._probe_after = 0.0
         self.wait_overhead = RunningMean()
-        """Of a stop-and-wait round, besides verify, draft and link; so of the next two."""
+        """Of a stop-and-wait round, besides verify, draft and link; so of the next three."""
+        self.step_overhead = RunningMean()
+        """Without rounds that missed a forward."""
         self.hit_overhead = RunningMean()
         self.miss_overhead = RunningMean()
 
@@ -191,6 +202,12 @@ class DrafterModel:
             return  # what working at the same time costs is in the overheads
         self._curve.observe(length, seconds, batch)
         self._knots.clear()
+
+    def observe_wait(self, overhead: float, verify: float) -> None:
+        """Of a round that waited for its block. verify: seconds of a forward of few rows."""
+        self.wait_overhead.observe(overhead)
+        if overhead < verify / 2:
+            self.step_overhead.observe(overhead)
 
     def observe_link(self, seconds: float) -> None:
         self._link.observe(seconds)
@@ -231,7 +248,7 @@ class DrafterModel:
 
     def wait(self, longest: int, sequences: int) -> float:
         """Seconds of a round besides verifying, if so many sequences draft together."""
-        return self._knots_of(sequences)(longest) + self.link
+        return self._knots_of(sequences)(longest) + self.link + max(self.step_overhead.mean, 0.0)
 
     def leave(self, member: Hashable) -> None:
         self.active.discard(member)

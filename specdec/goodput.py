@@ -14,6 +14,7 @@ from specdec.decision import OFF, Decision
 from specdec.estimates import Knots
 
 TOGETHER = "pays if the whole batch does"
+IN_STEP = "the batch stays in step"
 LENGTH_MARGIN = 0.01
 MODE_MARGIN = 0.03
 """Gain, as a share of this sequence's plain rate, below which a decision is kept; of another length, and of being off
@@ -39,7 +40,8 @@ class Inputs:
     an ahead block is there and hits behind a block that was right throughout, as a share of the acceptance at that
     depth. verify: seconds by packed rows of the whole forward; draft: seconds by draft length. ahead_extra: how much
     longer verifying takes while the drafter works. turns: it never works while the target does. other_rows,
-    other_tokens: of the sequences that share the forward, per step.
+    other_tokens: of the sequences that share the forward, per step. together: by how much it raises the rate of all of
+    them if each drafts what it is allotted. in_step: they wait for each other's blocks.
     """
 
     acceptance: tuple[float, ...]
@@ -55,6 +57,7 @@ class Inputs:
     other_rows: float = 0.0
     other_tokens: float = 0.0
     together: float = 0.0
+    in_step: bool = False
     max_draft_length: int = 16
     max_width: int = 1
     max_window: int = 1
@@ -77,6 +80,8 @@ def choose(
 ) -> Explained:
     """The decision of highest goodput; `current` is kept unless another is better by its margin."""
     plain = goodput(inputs, OFF)
+    if inputs.in_step:
+        return _in_step(inputs, current, plain, margins[1])
     best, best_goodput = OFF, plain
     chosen: tuple[int, int, int] | None = None
     for option, found in _options(inputs):
@@ -94,6 +99,13 @@ def choose(
         if best_goodput - kept <= own * margins[0 if same_mode else 1]:
             return Explained(inputs, current, kept, plain, "kept: nothing is better by the margin")
     return Explained(inputs, best, best_goodput, plain)
+
+
+def _in_step(inputs: Inputs, current: Decision, plain: float, margin: float) -> Explained:
+    """Where sequences wait for each other, what one of them does is a part of what pays for all."""
+    length = min(inputs.max_draft_length, len(inputs.acceptance))
+    pays = length and inputs.together > (margin if current.off else 0.0)
+    return Explained(inputs, Decision(length) if pays else OFF, plain * (1 + inputs.together), plain, IN_STEP)
 
 
 def goodput(inputs: Inputs, decision: Decision) -> float:

@@ -155,6 +155,7 @@ class GoodputPolicy:
             other_rows=other_rows,
             other_tokens=other_tokens,
             together=together,
+            in_step=target.in_step(drafter.wait) and not turns,
             max_draft_length=min(self._longest(draft), allotted),
             max_width=limits.max_width,
             max_window=1 if turns else limits.max_window,
@@ -260,7 +261,8 @@ class GoodputPolicy:
         waited = seconds + draft + drafter.link
         window = self._decision.window
         if window == 1:
-            drafter.wait_overhead.observe(round_.duration - waited)
+            overhead = round_.duration - round_.step_time - draft - drafter.link
+            drafter.observe_wait(overhead, self._target.seconds(1))
             if 2 * len(drafter.active) > self._target.num_members > 1:
                 self._target.observe_together(round_.duration)
             drafter.fade_ahead()
@@ -273,6 +275,8 @@ class GoodputPolicy:
             drafter.miss_overhead.observe(round_.duration - whole)
 
     def _plain(self, step: PlainStep) -> None:
+        if self._acceptance is not None:
+            self._acceptance.passed(step.tokens, asked=step.in_vain is not None)
         if step.duration is not None and self._target.known:
             others = self._target.others(1, 1)[0] if self._target.shared else 0.0
             seconds = self._target.seconds(others + 1)
@@ -289,9 +293,9 @@ class GoodputPolicy:
         if self._drafter is not None and step.duration is not None:
             self._drafter.fade_waiting()
         if self._drafter is not None and step.in_vain is not None and self._drafter.known:
-            others = self._target.others(1, 1)[0] if self._target.shared else 0.0
-            expected = self._target.seconds(others + 1) + self._drafter.knots()(1) + self._drafter.link
-            self._drafter.wait_overhead.observe(step.in_vain - expected)
+            waited = step.in_vain - step.step_time
+            overhead = waited - self._drafter.knots()(1) - self._drafter.link
+            self._drafter.observe_wait(overhead, self._target.seconds(1))
 
     def _probe_paid(self) -> None:
         """After a step: if what became of the probe is known, all that it cost is too."""

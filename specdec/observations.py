@@ -12,23 +12,26 @@ from specdec.candidates import ROOT, CandidateTree
 @dataclass(frozen=True, slots=True)
 class Round:
     """A step that verified candidates. drafted: candidates on the longest path. duration: since the sequence's commit
-    before, None where that says nothing about rounds. ahead: of a block that lay ready (a hit)."""
+    before, None where that says nothing about rounds. step_time: of the forward that verified. ahead: of a block that
+    lay ready (a hit)."""
 
     drafted: int
     accepted: int
     num_candidates: int = 0
     duration: float | None = None
+    step_time: float = 0.0
     ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
     """Tokens decoded without candidates. duration: of one step, None unless the target went on by itself. in_vain: of a
-    step for which candidates were waited for, and none came."""
+    step for which candidates were waited for, and none came; its forward took `step_time`."""
 
     tokens: int
     duration: float | None = None
     in_vain: float | None = None
+    step_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ _FIRST_GUESS = (0.04, 0.04, 0.06, 0.08, 0.12, 0.16, 0.18, 0.16, 0.11, 0.05)
 _FIRST_GUESS_TRIALS = 5.0
 _CHANGES = 1 / 32
 """How likely the text changes from one trial to the next; then it may be anything that the drafter has met."""
+_PROPOSES_FADE = 0.95
+_LOOK_AT = 4
+"""Tokens."""
 _UNHEARD_OF = 0.05
 """Share of what may be that the drafter has never met."""
 _LOWEST, _HIGHEST = 0.002, 0.99
@@ -39,6 +42,11 @@ class Rate:
     def observe(self, success: bool) -> None:
         self.successes = self.successes * self._keep + success
         self.trials = self.trials * self._keep + 1
+
+    def fade(self, keep: float) -> None:
+        """Tells less by now."""
+        self.successes *= keep
+        self.trials *= keep
 
     def shrunk(self, prior: float, strength: float) -> float:
         """As if `strength` trials more had been seen, with the prior's share of successes."""
@@ -162,6 +170,7 @@ class Acceptance:
         self._drafter = drafter
         self._levels = drafter.levels
         self._proposes = Rate(0.9)
+        self._untried = 0
         self.rate = _mean(self._levels)
         """Mean over the depths."""
 
@@ -169,7 +178,23 @@ class Acceptance:
     def proposes(self) -> float:
         return self._proposes.shrunk(self._drafter.proposes, 2)
 
+    def passed(self, tokens: int, asked: bool) -> None:
+        """Tokens of which no trial tells: the text may have changed behind them, and if nobody asked the drafter, what
+        it has to propose too."""
+        self._untried += tokens
+        if not asked:
+            self._proposes.fade(_PROPOSES_FADE**tokens)
+        if self._untried >= _LOOK_AT:
+            self._drift()
+
+    def _drift(self) -> None:
+        kept = (1 - _CHANGES) ** self._untried
+        self._untried = 0
+        self._levels = [kept * a + (1 - kept) * b for a, b in zip(self._levels, self._drafter.levels, strict=True)]
+        self.rate = _mean(self._levels)
+
     def observe(self, outcome: BlockOutcome) -> None:
+        self._drift()
         self._proposes.observe(bool(outcome.trials))
         self._drafter.observe_proposed(bool(outcome.trials))
         expected, anything = self.rate, self._drafter.levels

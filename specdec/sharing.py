@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _SHORTEST = 1e-6
+_NEARLY = 0.995
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,17 @@ def share(
     verify: seconds by packed rows. budget: rows at most, one per sequence included. wait: seconds of a round besides
     verifying, by the longest draft and the number of sequences that draft. stretch: the share by which such rounds are
     seen to take longer. The next candidate always goes where it is most likely to be accepted; how many there are in
-    all is what gives the highest rate.
+    all is what gives the highest rate, or very nearly: what more rows cost is known best of few.
     """
     count = len(members)
     chances = [(-member.acceptance[0], i, 0) for i, member in enumerate(members) if member.acceptance]
     heapq.heapify(chances)
     expected, rows = float(count), float(count)
     seconds = max(verify(rows), _SHORTEST)
-    plain_rate = best_rate = expected / seconds
-    longest = drafting = kept = 0
+    plain_rate = expected / seconds
+    longest = drafting = 0
     order: list[int] = []
+    found: list[tuple[float, float]] = []
     while chances and count + len(order) < budget:
         chance, i, depth = heapq.heappop(chances)
         member = members[i]
@@ -61,12 +63,14 @@ def share(
         order.append(i)
         longest, drafting = max(longest, depth + 1), drafting + (depth == 0)
         taken = max(verify(rows) + wait(longest, drafting), _SHORTEST)
-        rate = expected / (taken * (1 + stretch))
-        if rate > best_rate:
-            best_rate, kept, seconds = rate, len(order), taken
+        found.append((expected / (taken * (1 + stretch)), taken))
         if depth + 1 < len(member.acceptance):
             heapq.heappush(chances, (chance * member.acceptance[depth + 1], i, depth + 1))
+    best = max((rate for rate, _ in found), default=0.0)
     lengths = [0] * count
-    for i in order[:kept]:
+    if best <= plain_rate:
+        return Shares(tuple(lengths), seconds, 0.0)
+    enough = next(i for i, (rate, _) in enumerate(found) if rate >= max(best * _NEARLY, plain_rate))
+    for i in order[: enough + 1]:
         lengths[i] += 1
-    return Shares(tuple(lengths), seconds, best_rate / plain_rate - 1)
+    return Shares(tuple(lengths), found[enough][1], found[enough][0] / plain_rate - 1)

@@ -24,6 +24,8 @@ class Gathering:
         self._forward = Curve(growth=0.5, offset=32.0)
         self._answer = RunningMean()
         """From the commit of a sequence that waits until its next block."""
+        self._tokens = RunningMean(mean=1.0)
+        """That such a sequence commits at once."""
 
     def answered(self, sequence: TargetSequence | None, arrived: float) -> None:
         """Something came for `sequence` that it can go on with."""
@@ -33,25 +35,32 @@ class Gathering:
     def forwarded(self, rows: int, seconds: float) -> None:
         self._forward.observe(rows, seconds)
 
+    def committed(self, sequence: TargetSequence, tokens: int) -> None:
+        if sequence.grant.patience:
+            self._tokens.observe(tokens)
+
     def hold(self, batch: Sequence[Work], sequences: Iterable[TargetSequence], now: float) -> float:
-        """How long to wait before `batch` is forwarded; 0: not at all. Never longer than a block that is expected
-        usually takes twice, counted from the commit before, nor than what is won by having it in the forward."""
+        """How long to wait before `batch` is forwarded; 0: not at all. Never longer than twice the time that a block
+        usually takes, counted from the commit before, nor than what is won by having it in the forward."""
         if not batch or self._answer.count < _KNOWN_AFTER:
             return 0.0
-        latest = _SURELY * self._answer.mean
-        ends = [s.waiting_since + min(latest, s.grant.patience) for s in sequences if s.waits]
-        expected = [end for end in ends if now < end]
-        if not expected:
+        usual = self._answer.mean
+        since = [s.waiting_since for s in sequences if s.waits and now < s.waiting_since + self._latest(s)]
+        if not since:
             return 0.0
-        wait = max(expected) - now
-        return wait if wait < self._won(batch, len(expected)) else 0.0
+        won = self._won(batch, len(since))
+        expected, latest = max(since) + usual - now, max(since) + _SURELY * usual - now
+        return min(latest, won) if expected < won else 0.0
+
+    def _latest(self, sequence: TargetSequence) -> float:
+        return min(_SURELY * self._answer.mean, sequence.grant.patience)
 
     def _won(self, batch: Sequence[Work], waiting: int) -> float:
         """The wait at which a forward of all gives as many tokens per second as one of those that are ready, and then
-        one of those that waited and of those that go on by themselves. Every sequence counts the same."""
+        one of those that waited and of those that go on by themselves."""
         seconds = self._forward.knots()
-        ready = sum(len(work.segment.token_ids) for work in batch)
+        rows = sum(len(work.segment.token_ids) for work in batch)
         going_on = [len(work.segment.token_ids) for work in batch if not work.sequence.grant.patience]
-        count = len(batch) + waiting
-        apart = seconds(ready) + seconds(sum(going_on) + waiting)
-        return count / (count + len(going_on)) * apart - seconds(ready + waiting)
+        once = len(going_on) + (len(batch) - len(going_on) + waiting) * max(self._tokens.mean, 1.0)
+        apart = seconds(rows) + seconds(sum(going_on) + waiting)
+        return once / (once + len(going_on)) * apart - seconds(rows + waiting)

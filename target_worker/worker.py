@@ -95,6 +95,7 @@ class TargetWorker(Worker[TargetItem, TargetResult]):
                 self._intake.release(sequence.sequence_id)
             elif isinstance(outcome.result.body, Committed):
                 self._load.tokens += len(outcome.result.body.token_ids)
+                self._gathering.committed(sequence, len(outcome.result.body.token_ids))
                 if sequence.finished:
                     self._model.truncate(sequence.sequence_id, 0)
                 outgoing[sequence.session] += self._intake.reconsider_held(sequence)

@@ -88,7 +88,7 @@ def test_it_waits_for_nobody_of_whom_no_block_is_expected(others: list[TargetSeq
 def test_it_does_not_wait_before_it_knows_how_soon_blocks_come_nor_where_that_takes_longer_than_it_wins() -> None:
     both = sequence("ready", WAITS, 20.0, pending=True), sequence("waits", WAITS, 20.0)
     assert hold(Gathering(), both, 20.0) == 0.0
-    assert hold(experienced(answer=0.6 * FORWARD), both, 20.0) == 0.0
+    assert hold(experienced(answer=1.2 * FORWARD), both, 20.0) == 0.0
 
 
 def test_many_that_go_on_by_themselves_are_not_held_up_for_one() -> None:

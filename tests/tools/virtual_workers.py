@@ -239,6 +239,7 @@ class VirtualTarget(VirtualWorker):
             batch_size,
         )
         header = sequence.header(length)
+        self._gathering.committed(sequence, len(kept.token_ids))
         sequence.append(body, time.monotonic())
         return [TargetResult(header, body), *self._intake.reconsider_held(sequence)]
 

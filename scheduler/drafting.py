@@ -14,6 +14,7 @@ from scheduler.worker import Worker
 from specdec.log import Log
 from specdec.messages import DraftAdvance, DraftBlock, DraftItem, DraftOpen, DraftPlan, Header, Release
 from specdec.params import StopConditions
+from specdec.value import value
 
 _PREFILL_SECONDS_PER_TOKEN = 0.02
 _PATIENCE_FACTOR = 4
@@ -29,7 +30,7 @@ class _Outstanding:
     opening: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Asked:
     """The latest request for blocks. prefills: the drafter has to catch up first, so its time says little. ahead: it
     drafts while the target works, on whose hardware it may wait."""

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Union
 
 from scheduler.request import SpeculationSummary
 from specdec.candidates import CandidateTree
 from specdec.commit import FinishReason, TokenSource
 from specdec.goodput import Explained
+from specdec.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admitted:
     """traceparent, tracestate: the context that the request came in, empty for none."""
 
@@ -28,7 +28,7 @@ class Admitted:
     tracestate: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """Sent to a target worker to be opened at `length` tokens. cause: why it left the one before, empty at first."""
 
@@ -41,7 +41,7 @@ class Placed:
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Draft:
     """A block of candidates as it went through the scheduler. asked_at None: drafted ahead, unasked. draft_time: what
     the draft worker computed."""
@@ -55,7 +55,7 @@ class Draft:
     ahead: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """One step of the target: a round if it verified candidates (`draft`), else a plain step.
 
@@ -86,7 +86,7 @@ class Step:
         return self.sources.count(TokenSource.ACCEPTED)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dropped:
     """A block was stale. draft None: it was dropped before it was forwarded, or is no longer known."""
 
@@ -95,14 +95,14 @@ class Dropped:
     draft: Draft | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FellBack:
     sequence_id: str
     at: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """finish_reason None: it was cancelled or failed, `error` says how: the name of the error, or `cancelled`."""
 

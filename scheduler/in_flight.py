@@ -6,12 +6,12 @@ one of the drafter's *fan-out*, which it drafted in case that the target leaves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specdec.candidates import CandidateTree
 from specdec.log import Log, Place
 from specdec.observations import BlockOutcome, Trial, outcome
+from specdec.value import value
 
 
 @dataclass(slots=True)
@@ -26,13 +26,13 @@ class _Block:
     short: bool = False
     fan_out: bool = False
     decided: bool = False
-    path: Sequence[int] = field(init=False)
+    path: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.path = self.candidates.likeliest_path
+        self.path = list(self.candidates.likeliest_path)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Fate:
     """followed: the log behind the block's base is a path of it. left: some of it lies below the log. left_path: the
     log went on, but not along its likeliest path, which all later blocks continue. decided: what became of it, told
@@ -47,7 +47,7 @@ class _Fate:
 _ELSEWHERE = _Fate(False, False, False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """Ahead blocks whose base the log has reached since the last look, those of the fan-out apart. decided: what became
     of the blocks, ahead or not, on whose whole path the log has decided."""
@@ -123,7 +123,8 @@ class InFlight:
         found = None if block.decided else outcome(block.candidates, token_ids)
         block.decided = block.decided or found is not None
         left = block.candidates.below(token_ids)
-        left_path = any(a != b for a, b in zip(block.path, token_ids, strict=False))
+        common = min(len(block.path), len(token_ids))
+        left_path = block.path[:common] != token_ids[:common]
         if found is not None and found.full and block.short:
             # A candidate that is missing gains as little as a wrong one.
             found = replace(found, trials=(*found.trials, Trial(None)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar, Union
 
 from specdec.messages import (
@@ -16,6 +15,7 @@ from specdec.messages import (
     TargetResult,
     TokenizerBundle,
 )
+from specdec.value import value
 
 Item = TypeVar("Item", TargetItem, DraftItem, contravariant=True)
 Result = TypeVar("Result", TargetResult, DraftResult, covariant=True)
@@ -67,7 +67,7 @@ AnyLink = Union[TargetLink, DraftLink]
 LinkFactory = Callable[[Role, str], AnyLink]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SequenceRecord:
     """What Redis is told of a sequence: enough to show it, and to resume it."""
 

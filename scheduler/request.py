@@ -10,6 +10,7 @@ from typing import Protocol
 from specdec.commit import FinishReason, TokenSource
 from specdec.messages import Committed, TokenLogprobs
 from specdec.params import NO_REPORT, Report, SamplingParams
+from specdec.value import value
 
 
 class Speculation(Enum):
@@ -53,7 +54,7 @@ class GenerationRequest:
     traced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Started:
     sequence_id: str
     model: str
@@ -61,7 +62,7 @@ class Started:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tokens:
     """Committed tokens, in order and without gaps. position: of the first, counted from the end of the prompt.
     logprobs, margins: one per token if the report asks for them."""
@@ -131,7 +132,7 @@ class SpeculationSummary:
         return "mixed" if self.num_plain_steps else "speculative"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     finish_reason: FinishReason
     prompt_tokens: int

@@ -8,6 +8,7 @@ from scheduler.request import Speculation, SpeculationSummary
 from specdec.commit import FinishReason, TokenSource
 from specdec.messages import TokenLogprobs
 from specdec.params import AcceptRule, Grammar, LogprobsOf
+from specdec.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class UserRequest:
     tracestate: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChoiceStarted:
     """index: which of the n choices, here and in the events below. seed: with it the choice can be replayed exactly,
     unless its accept rule is one that tests ratios."""
@@ -121,7 +122,7 @@ class ChoiceStarted:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TextTokens:
     """Committed tokens with what they add to the text: `pieces`, one per token, join to `text`. No piece ends inside a
     character or in what may yet become a stop text, so some are empty.
@@ -140,7 +141,7 @@ class TextTokens:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChoiceFinished:
     """stop_text: the one that ended the answer, if one did. tool_calls: parsed from the answer if the prompt had tools.
     Durations are in seconds."""

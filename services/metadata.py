@@ -24,6 +24,7 @@ from scheduler.links import Recorder, SequenceRecord
 from services.redis_client import REDIS_FAILURES, connect, end, one_line
 from services.redis_scripts import ScriptCall, call_each
 from services.sequence_records import sequence_keys
+from specdec.value import value
 
 GROUP_SECONDS = 0.02
 """How long a write waits for others to share its round trip; with that trip it stays below 50 ms."""
@@ -107,7 +108,7 @@ class _Entry:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Sent:
     """What was sent of an entry, which may have changed since."""
 
@@ -294,9 +295,9 @@ class RedisRecorder:
             event,
         ]
         known = entry.fields if entry.written is not None else {}
-        for name, value in sent.fields.items():
-            if known.get(name) != value:
-                arguments += (name, value)
+        for name, content in sent.fields.items():
+            if known.get(name) != content:
+                arguments += (name, content)
         return ScriptCall(sequence_keys(record.sequence_id), arguments)
 
     def _drop(self, sequence_id: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import hiredis
@@ -18,8 +17,10 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.commands.core import AsyncScript
 
+from specdec.value import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class ScriptCall:
     keys: Sequence[str]
     arguments: Sequence[str | int | bytes]

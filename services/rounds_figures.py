@@ -104,13 +104,13 @@ class LiveFigures:
 
     def read(self, entry: Entry) -> None:
         match entry:
+            case Step():  # most are
+                self._step(entry)
             case Admitted():
                 self._prompts[entry.sequence_id] = entry.prompt_tokens
             case Placed():
                 self._last.pop(entry.sequence_id, None)
                 (self._without_drafter.discard if entry.draft_worker else self._without_drafter.add)(entry.sequence_id)
-            case Step():
-                self._step(entry)
             case Dropped():
                 self._now().stale_blocks += 1
             case FellBack():

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from specdec.params import AcceptRule
+from specdec.value import value
 
 ROOT = -1
 """The parent of a candidate that follows the committed prefix directly."""
@@ -32,7 +33,7 @@ class InvalidCandidates(ValueError):
     """The candidates are no tree, or a token id is not in the vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftLaw:
     """What a candidate was drawn from, bit for bit: `token_ids[i]` with probability `weights[i] / sum(weights)`."""
 
@@ -50,7 +51,7 @@ class DraftLaw:
         return DraftLaw(tuple(i for i, _ in kept), tuple(w for _, w in kept))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CandidateTree:
     """`token_ids[i]` follows candidate `parents[i]`, or the committed prefix where that is `ROOT`.
 
@@ -205,7 +206,7 @@ class CandidateTree:
             raise InvalidCandidates(f"candidates: {len(self.token_ids)} token_ids but {len(self.parents)} parents")
         if self.confidences and len(self.confidences) != len(self):
             raise InvalidCandidates(f"candidates: {len(self)} token_ids but {len(self.confidences)} confidences")
-        if any(not 0 <= confidence <= 1 for confidence in self.confidences):
+        if self.confidences and any(not 0 <= confidence <= 1 for confidence in self.confidences):
             raise InvalidCandidates("candidates.confidences must be in [0, 1]")
         if len(self) > MAX_CANDIDATES:
             raise InvalidCandidates(f"candidates: {len(self)} in one block, at most {MAX_CANDIDATES}")

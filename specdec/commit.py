@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from specdec.params import StopConditions
+from specdec.value import value
 
 
 class FinishReason(Enum):
@@ -16,6 +16,8 @@ class FinishReason(Enum):
 
 class TokenSource(Enum):
     """Where a committed token came from."""
+
+    __hash__ = object.__hash__  # every token is looked up by it, and `Enum` computes its own in Python
 
     ACCEPTED = "accepted"
     """A candidate that equalled the target's own token."""
@@ -27,7 +29,7 @@ class TokenSource(Enum):
     """Decoded without candidates."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommittedTokens:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None

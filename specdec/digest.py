@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 
 DIGEST_BYTES = 16
 
@@ -24,9 +25,15 @@ def extend(digest: bytes, token_id: int, secret: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=secret[:64]).digest()
 
 
+@cache
+def _keyed(secret: bytes) -> hashlib.blake2b:
+    """To be copied: it has taken in the key."""
+    return hashlib.blake2b(digest_size=DIGEST_BYTES, key=secret[:64])
+
+
 def chain(digest: bytes, token_ids: Iterable[int], secret: bytes) -> list[bytes]:
     """Digests after each of `token_ids`, the first behind `digest`: `extend`, with the key taken in once."""
-    keyed = hashlib.blake2b(digest_size=DIGEST_BYTES, key=secret[:64])
+    keyed = _keyed(secret)
     digests: list[bytes] = []
     for token_id in token_ids:
         link = keyed.copy()

@@ -12,11 +12,12 @@ from enum import Enum
 from specdec.candidates import EMPTY, CandidateTree
 from specdec.commit import FinishReason, TokenSource
 from specdec.params import NO_REPORT, Report, SamplingParams, StopConditions
+from specdec.value import value
 
 PROTOCOL_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Epoch:
     """An owner's claim on a sequence."""
 
@@ -28,7 +29,7 @@ class Epoch:
         return self.number > held.number or self == held
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Header:
     sequence_id: str
     epoch: Epoch
@@ -47,31 +48,31 @@ class RefusalReason(Enum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusal:
     reason: RefusalReason
     message: str
     held_epoch: Epoch | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failure:
     """One sequence failed inside the worker; its neighbours go on."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NeedTokens:
     have_length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Released:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     pass
 
@@ -79,7 +80,7 @@ class Release:
 # scheduler -> target worker
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """The target may decode plainly up to `until_length` (absolute), waiting `patience` for a block each time."""
 
@@ -87,7 +88,7 @@ class Grant:
     patience: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TargetOpen:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -97,7 +98,7 @@ class TargetOpen:
     report: Report = NO_REPORT
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class VerifyBlock:
     """Candidates on top of the base; without any it is a plain step."""
 
@@ -105,7 +106,7 @@ class VerifyBlock:
     grant: Grant
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TargetItem:
     header: Header
     body: TargetOpen | VerifyBlock | Release
@@ -114,17 +115,17 @@ class TargetItem:
 # target worker -> scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Opened:
     cached_length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prefilled:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenLogprobs:
     """logprob: the token's own. top: the likeliest (token id, logprob), likeliest first. Natural logarithms."""
 
@@ -132,7 +133,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Committed:
     """Tokens behind the header's base; final.
 
@@ -165,12 +166,12 @@ class Committed:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StaleBlock:
     log_length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TargetResult:
     header: Header
     body: Opened | Prefilled | Committed | StaleBlock | NeedTokens | Refusal | Failure | Released
@@ -179,7 +180,7 @@ class TargetResult:
 # scheduler -> draft worker
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftPlan:
     """The standing order; the latest holds. draft_length 0: do not draft. min_confidence: see `DraftJob`. fan_out:
     blocks more for each in flight, for the likeliest ways in which the target may leave it."""
@@ -191,7 +192,7 @@ class DraftPlan:
     fan_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftOpen:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -200,7 +201,7 @@ class DraftOpen:
     root_digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftAdvance:
     """Tokens committed behind the header's base."""
 
@@ -208,7 +209,7 @@ class DraftAdvance:
     plan: DraftPlan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftItem:
     header: Header
     body: DraftOpen | DraftAdvance | Release
@@ -217,7 +218,7 @@ class DraftItem:
 # draft worker -> scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftBlock:
     """fan_out: its base holds a token that the drafter does not think the likeliest."""
 
@@ -226,7 +227,7 @@ class DraftBlock:
     fan_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftResult:
     header: Header
     body: DraftBlock | NeedTokens | Refusal | Failure | Released
@@ -240,7 +241,7 @@ class Role(Enum):
     DRAFT = "draft"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Identity:
     """Who a worker is. vocabulary_size 0: a drafter without a model, which fits every target. numeric_noise: of a
     target, measured when it loaded its model: by how much the gap between two logits may move with what is computed

@@ -112,6 +112,11 @@ class TargetModel:
     def seconds(self, rows: float) -> float:
         return self.knots()(rows)
 
+    def price(self, rows: int) -> float:
+        """Seconds that so many rows more take."""
+        usual = self._rows.mean
+        return max(self.seconds(usual + rows) - self.seconds(usual), 0.0)
+
     def others(self, rows: float, tokens: float) -> tuple[float, float]:
         """Rows and committed tokens per step of the sequences beside one that has `rows` and `tokens`."""
         if not self._rows.count:
@@ -235,7 +240,9 @@ class DrafterModel:
         """`member` asks for `length` candidates while `target` goes on."""
         self.prober = member
         cost = max(self.probe_cost.mean, 0.0) if self.probe_cost.count else self.knots()(length)
-        self._probe_after = target.busy + cost / probe_share(self.failed_probes)
+        cost += target.price(length)
+        share = probe_share(self.failed_probes, target.num_members)
+        self._probe_after = target.busy + cost / share
 
     def knots(self) -> Knots:
         """Seconds by draft length, in the batch of now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 SHORTEST = 8
@@ -19,9 +20,12 @@ def probe_length(draft: Callable[[int], float], plain: float) -> int:
     return next((n for n in range(_LENGTH, 1, -1) if draft(n) <= _COST_SHARE * plain), 1)
 
 
-def probe_share(failures: int) -> float:
-    """Share of a target's time for the probes of a drafter of which so many failed in a row."""
-    return next((share for below, share in _SHARES if failures < below), _LEAST_SHARE)
+def probe_share(failures: int, sequences: int = 1) -> float:
+    """Share of a target's time for the probes of a drafter of which so many failed in a row. sequences: that share the
+    target; what one of them finds out says little of what pays for all, and often it is not acceptance that is wanting.
+    """
+    share = next((share for below, share in _SHARES if failures < below), _LEAST_SHARE)
+    return share / math.sqrt(max(sequences, 1))
 
 
 class Probing:

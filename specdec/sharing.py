@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _SHORTEST = 1e-6
-_NEARLY = 0.995
+_NEARLY, _HOPELESS = 0.995, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def share(
     heapq.heapify(chances)
     expected, rows = float(count), float(count)
     seconds = max(verify(rows), _SHORTEST)
-    plain_rate = expected / seconds
+    plain_rate, best = expected / seconds, 0.0
     longest = drafting = 0
     order: list[int] = []
     found: list[tuple[float, float]] = []
@@ -64,9 +64,11 @@ def share(
         longest, drafting = max(longest, depth + 1), drafting + (depth == 0)
         taken = max(verify(rows) + wait(longest, drafting), _SHORTEST)
         found.append((expected / (taken * (1 + stretch)), taken))
+        best = max(best, found[-1][0])
+        if found[-1][0] < _HOPELESS * best:
+            break
         if depth + 1 < len(member.acceptance):
             heapq.heappush(chances, (chance * member.acceptance[depth + 1], i, depth + 1))
-    best = max((rate for rate, _ in found), default=0.0)
     lengths = [0] * count
     if best <= plain_rate:
         return Shares(tuple(lengths), seconds, 0.0)

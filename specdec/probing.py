@@ -25,7 +25,7 @@ def probe_share(failures: int, sequences: int = 1) -> float:
     target; what one of them finds out says little of what pays for all, and often it is not acceptance that is wanting.
     """
     share = next((share for below, share in _SHARES if failures < below), _LEAST_SHARE)
-    return share / math.sqrt(max(sequences, 1))
+    return share / math.sqrt(max(sequences / 4, 1))
 
 
 class Probing:

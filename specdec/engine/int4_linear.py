@@ -43,7 +43,7 @@ class Int4Linear(nn.Module):
         if len(flat) > MOST_ROUNDED_ROWS:
             whole: torch.Tensor = self._whole(rows)
             return whole
-        output: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        output: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(
             flat, self._packed, self._group_size, self._scales
         )
         if self._bias is not None:

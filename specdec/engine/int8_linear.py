@@ -41,7 +41,7 @@ class Int8Linear(nn.Module):
         largest = flat.abs().amax(dim=-1, keepdim=True).float().clamp_min_(SMALLEST)  # [rows, 1]
         # Half a level more, since the conversion cuts off what is behind the point.
         levels = (flat * (LEVELS / largest)).add_(MIDDLE + 0.5).to(torch.uint8)
-        products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        products: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             levels, 1.0, MIDDLE, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )  # [rows, out]
         products *= largest

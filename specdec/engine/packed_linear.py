@@ -25,7 +25,9 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            rows, self._packed, self._bias, "none", [], ""
+        )
         return output
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec.engine.compiled import kernels
 from specdec.engine.compiled.row_threads import RowThreads
@@ -58,6 +59,18 @@ class _Layer:
     keys: kernels.Elements  # [slots, kv_heads, dim]
     values: kernels.Elements
     scaling: float
+    next_norm: kernels.Elements
+    """The attention's of the next layer, or the final one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Nanoseconds of each kernel up to the end of each row, [rows]."""
+
+    norm: NDArray[np.float64]
+    rotation: NDArray[np.float64]
+    attention: NDArray[np.float64]
+    gate: NDArray[np.float64]
 
 
 class CompiledDecoder:
@@ -70,7 +83,8 @@ class CompiledDecoder:
         self._kv = kv
         self._threads = RowThreads()
         self._epsilon = float(model.config.rms_norm_eps)
-        self._final_norm = elements(model.model.norm.weight.detach())
+        self._attended_width: int = model.model.layers[0].self_attn.o_proj.in_features
+        self._gated_width: int = model.config.intermediate_size
         self._layers: list[_Layer] = []
 
     def linears_changed(self) -> None:
@@ -95,39 +109,44 @@ class CompiledDecoder:
         """The hidden state behind the final norm, [rows, width]. hidden: the embeddings, which are overwritten."""
         if not self._layers:
             self._layers = [self._layer(index) for index in range(len(self._kv))]
-        run, epsilon = self._threads.run, self._epsilon
-        num_rows = np.arange(1, len(hidden) + 1)
-        num_keys = np.cumsum(rows.num_keys)
+        run, epsilon, slots = self._threads.run, self._epsilon, rows.tokens.write_slots
         normalized = torch.empty_like(hidden)
-        state, normal = elements(hidden), elements(normalized)
-        norm_work = num_rows * (hidden.shape[1] * NORM)
-        run(norm_work, kernels.normalize, state, self._layers[0].attention_norm, epsilon, normal)
-        next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
-        for layer, next_norm in zip(self._layers, next_norms, strict=True):
-            projected = layer.project(normalized)
-            parts, slots = elements(projected), rows.tokens.write_slots
+        attended = hidden.new_empty(len(hidden), self._attended_width)
+        gated = hidden.new_empty(len(hidden), self._gated_width)
+        state, normal, heads, gates = elements(hidden), elements(normalized), elements(attended), elements(gated)
+        work = self._work(hidden, rows)
+        run(work.norm, kernels.normalize, state, self._layers[0].attention_norm, epsilon, normal)
+        for layer in self._layers:
+            parts = elements(layer.project(normalized))
+            run(work.rotation, kernels.rotate_and_store, parts, cosine, sine, layer.keys, layer.values, slots)
             run(
-                num_rows * (parts.shape[1] * ROTATION), kernels.rotate_and_store,
-                parts, cosine, sine, layer.keys, layer.values, slots,
-            )  # fmt: skip
-            attended = hidden.new_empty(len(hidden), parts.shape[1] - 2 * layer.keys[0].size)
-            run(
-                num_keys * (attended.shape[1] * ATTENTION), kernels.attend,
-                parts, layer.keys, layer.values, rows.key_slots, rows.first_keys, rows.num_keys, layer.scaling,
-                elements(attended),
+                work.attention, kernels.attend,
+                parts, layer.keys, layer.values, rows.key_slots, rows.first_keys, rows.num_keys, layer.scaling, heads,
             )  # fmt: skip
             merged = elements(layer.merge(attended))
-            run(norm_work, kernels.add_and_normalize, state, merged, layer.mlp_norm, epsilon, normal)
-            expanded = layer.expand(normalized)
-            gated = hidden.new_empty(len(hidden), expanded.shape[1] // 2)
-            run(num_rows * (gated.shape[1] * GATE), kernels.gate, elements(expanded), elements(gated))
+            run(work.norm, kernels.add_and_normalize, state, merged, layer.mlp_norm, epsilon, normal)
+            run(work.gate, kernels.gate, elements(layer.expand(normalized)), gates)
             reduced = elements(layer.reduce(gated))
-            run(norm_work, kernels.add_and_normalize, state, reduced, next_norm, epsilon, normal)
+            run(work.norm, kernels.add_and_normalize, state, reduced, layer.next_norm, epsilon, normal)
         return normalized
 
+    def _work(self, hidden: torch.Tensor, rows: PackedRows) -> _Work:
+        count, width = hidden.shape
+        ends = np.arange(1, count + 1)
+        projected = self._attended_width + 2 * self._layers[0].keys[0].size
+        return _Work(
+            norm=ends * (width * NORM),
+            rotation=ends * (projected * ROTATION),
+            attention=np.cumsum(rows.num_keys) * (self._attended_width * ATTENTION),
+            gate=ends * (self._gated_width * GATE),
+        )
+
     def _layer(self, index: int) -> _Layer:
-        layer = self._model.model.layers[index]
+        decoder = self._model.model
+        layer = decoder.layers[index]
         attention, mlp = layer.self_attn, layer.mlp
+        last = index + 1 == len(decoder.layers)
+        next_norm = decoder.norm if last else decoder.layers[index + 1].input_layernorm
         return _Layer(
             project=joined(attention.q_proj, attention.k_proj, attention.v_proj),
             merge=attention.o_proj.forward,
@@ -138,4 +157,5 @@ class CompiledDecoder:
             keys=elements(self._kv[index, 0]),
             values=elements(self._kv[index, 1]),
             scaling=float(attention.scaling),
+            next_norm=elements(next_norm.weight.detach()),
         )

@@ -152,6 +152,75 @@ def rotate_and_store(
 
 
 @_compiled
+def _score(query: Elements, keys: Elements, slots: Ints, scores: Elements) -> None:
+    """scores [heads, keys] = Q K^T. query: [heads, dim], float32. The pool is read in the order it lies in: all heads
+    of a key at once, and for two of them together that share it."""
+    heads, dim = query.shape
+    fold = heads // keys.shape[1]
+    for key in range(len(slots)):
+        slot = slots[key]
+        for kv_head in range(keys.shape[1]):
+            head, end = kv_head * fold, (kv_head + 1) * fold
+            while head + 1 < end:
+                first = second = np.float32(0)
+                for i in range(dim):
+                    element = _widened(keys[slot, kv_head, i])
+                    first += query[head, i] * element
+                    second += query[head + 1, i] * element
+                scores[head, key], scores[head + 1, key] = first, second
+                head += 2
+            if head < end:
+                first = np.float32(0)
+                for i in range(dim):
+                    first += query[head, i] * _widened(keys[slot, kv_head, i])
+                scores[head, key] = first
+
+
+@_compiled
+def _weigh(scores: Elements, count: int) -> None:
+    """Softmax of the first `count` scores of each head, [heads, any], in place."""
+    for head in range(len(scores)):
+        largest = np.float32(-np.inf)
+        for key in range(count):
+            largest = scores[head, key] if scores[head, key] > largest else largest
+        mass = np.float32(0)
+        for key in range(count):
+            weight = _exp(scores[head, key] - largest)
+            scores[head, key] = weight
+            mass += weight
+        share = np.float32(1) / mass
+        for key in range(count):
+            scores[head, key] *= share
+
+
+@_compiled
+def _mix(weights: Elements, values: Elements, slots: Ints, mixed: Elements) -> None:
+    """mixed [heads, dim], float32, = weights [heads, any] V, four keys at a time."""
+    heads, dim = mixed.shape
+    fold, count = heads // values.shape[1], len(slots)
+    mixed[:] = 0
+    for key in range(0, count - count % 4, 4):
+        a, b, c, d = slots[key], slots[key + 1], slots[key + 2], slots[key + 3]
+        for head in range(heads):
+            kv_head = head // fold
+            weight_a, weight_b = weights[head, key], weights[head, key + 1]
+            weight_c, weight_d = weights[head, key + 2], weights[head, key + 3]
+            for i in range(dim):
+                mixed[head, i] += (
+                    weight_a * _widened(values[a, kv_head, i])
+                    + weight_b * _widened(values[b, kv_head, i])
+                    + weight_c * _widened(values[c, kv_head, i])
+                    + weight_d * _widened(values[d, kv_head, i])
+                )
+    for key in range(count - count % 4, count):
+        slot = slots[key]
+        for head in range(heads):
+            weight = weights[head, key]
+            for i in range(dim):
+                mixed[head, i] += weight * _widened(values[slot, head // fold, i])
+
+
+@_compiled
 def attend(
     projected: Elements,  # [rows, (heads + 2 kv_heads) * dim]: the query first, rotated
     keys: Elements,  # [slots, kv_heads, dim]
@@ -165,49 +234,25 @@ def attend(
     end: int,
 ) -> None:
     """softmax(Q K^T * scaling) V of each row over the keys in `key_slots` from `first_keys[row]` on."""
-    _, kv_heads, dim = keys.shape
+    dim = keys.shape[2]
     heads = attended.shape[1] // dim
-    fold = heads // kv_heads
     longest = 0
     for row in range(start, end):
         longest = max(longest, num_keys[row])
-    weights = np.empty((heads, longest), np.float32)
+    scores = np.empty((heads, longest), np.float32)
     query = np.empty((heads, dim), np.float32)
-    total = np.empty((heads, dim), np.float32)
+    mixed = np.empty((heads, dim), np.float32)
     for row in range(start, end):
-        first, count = first_keys[row], num_keys[row]
+        slots = key_slots[first_keys[row] : first_keys[row] + num_keys[row]]
         for head in range(heads):
             for i in range(dim):
                 query[head, i] = _widened(projected[row, head * dim + i]) * np.float32(scaling)
-                total[head, i] = np.float32(0)
-        for key in range(count):  # all heads of a key at once: the pool is read in the order it lies in
-            slot = key_slots[first + key]
-            for head in range(heads):
-                product = np.float32(0)
-                for i in range(dim):
-                    product += query[head, i] * _widened(keys[slot, head // fold, i])
-                weights[head, key] = product
-        for head in range(heads):
-            largest = np.float32(-np.inf)
-            for key in range(count):
-                largest = weights[head, key] if weights[head, key] > largest else largest
-            mass = np.float32(0)
-            for key in range(count):
-                weight = _exp(weights[head, key] - largest)
-                weights[head, key] = weight
-                mass += weight
-            share = np.float32(1) / mass
-            for key in range(count):
-                weights[head, key] *= share
-        for key in range(count):
-            slot = key_slots[first + key]
-            for head in range(heads):
-                weight = weights[head, key]
-                for i in range(dim):
-                    total[head, i] += weight * _widened(values[slot, head // fold, i])
+        _score(query, keys, slots, scores)
+        _weigh(scores, len(slots))
+        _mix(scores, values, slots, mixed)
         for head in range(heads):
             for i in range(dim):
-                attended[row, head * dim + i] = _narrowed(total[head, i], attended[row, i])
+                attended[row, head * dim + i] = _narrowed(mixed[head, i], attended[row, i])
 
 
 @_compiled

@@ -225,7 +225,9 @@ def fill_candidates(tree: CandidateTree, message: pb.CandidateTree, confidences:
 
 
 def decode_candidates(message: pb.CandidateTree, field: str) -> CandidateTree:
-    laws = tuple(DraftLaw(tuple(law.token_ids), tuple(law.weights)) for law in message.laws)
+    laws: tuple[DraftLaw, ...] = ()
+    if message.laws:
+        laws = tuple(DraftLaw(tuple(law.token_ids), tuple(law.weights)) for law in message.laws)
     # A slice is a list, which is faster to read than what protobuf has.
     tree = CandidateTree(tuple(message.token_ids[:]), tuple(message.parents[:]), laws, tuple(message.confidences[:]))
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from specdec.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """draft_length: candidates on the longest path; 0 is *off*: decode plainly. width: siblings of a candidate.
     window: blocks in flight. probe: the block is only asked for to learn from; the target does not wait for it.

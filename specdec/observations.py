@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Union
 
 from specdec.candidates import ROOT, CandidateTree
+from specdec.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Round:
     """A step that verified candidates. drafted: candidates on the longest path. duration: since the sequence's commit
     before, None where that says nothing about rounds. step_time: of the forward that verified. ahead: of a block that
@@ -23,7 +23,7 @@ class Round:
     ahead: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlainStep:
     """Tokens decoded without candidates. duration: of one step, None unless the target went on by itself. in_vain: of a
     step for which candidates were waited for, and none came; its forward took `step_time`."""
@@ -34,7 +34,7 @@ class PlainStep:
     step_time: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Trial:
     """One depth that the log decided. rank: which sibling was the token, 0 the likeliest, None: none of them.
     confidence: of the drafter in the likeliest, None if it does not say."""
@@ -44,7 +44,7 @@ class Trial:
     confidence: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BlockOutcome:
     """What the log said to a block whose base it reached, depth by depth, up to the first that failed. full: all were
     right."""
@@ -57,7 +57,7 @@ class BlockOutcome:
         return sum(trial.rank is not None for trial in self.trials)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AheadBlock:
     """A block that was drafted on top of one of `length` that was right throughout. hit: so was its first candidate,
     the guess of the bonus; it may have come a little late."""

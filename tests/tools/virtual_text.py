@@ -75,6 +75,21 @@ def copying(right: float, found: float) -> Luck:
     return luck
 
 
+def begins_to_copy(first: int, spread: int) -> Luck:
+    """A drafter that looks text up, where texts are new at first and repeat themselves from some token on, `first` at
+    the earliest and `first + spread` at the latest."""
+
+    @cache
+    def luck(prompt: int, position: int) -> Guess | None:
+        begins = first + random.Random(f"{prompt} begins").randrange(spread)
+        found, right = (0.15, 0.1) if position < begins else (0.95, 0.95)
+        if random.Random(f"{prompt} {position} found").random() >= found:
+            return None
+        return Guess(random.Random(f"{prompt} {position}").random() < right)
+
+    return luck
+
+
 def chain(luck: Luck, prompt: int, position: int, length: int) -> Sequence[tuple[int, Guess]]:
     """Candidates from `position` on."""
     found: list[tuple[int, Guess]] = []

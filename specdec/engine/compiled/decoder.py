@@ -67,10 +67,10 @@ class _Layer:
 class _Work:
     """Nanoseconds of each kernel up to the end of each row, [rows]."""
 
-    norm: NDArray[np.float64]
-    rotation: NDArray[np.float64]
-    attention: NDArray[np.float64]
-    gate: NDArray[np.float64]
+    norm: NDArray[Any]
+    rotation: NDArray[Any]
+    attention: NDArray[Any]
+    gate: NDArray[Any]
 
 
 class CompiledDecoder:

@@ -45,7 +45,7 @@ class Law:
         if self.params.temperature == 0.0:
             return sampling.greedy(self.edited(logits, paths))
         return [
-            int(sampling.perturbed(row, self.params.seed, self.position(path)).argmax())
+            sampling.highest(sampling.perturbed(row, self.params.seed, self.position(path))[None])[0]
             for row, path in zip(self.probs(logits, paths), paths, strict=True)
         ]
 

@@ -213,9 +213,12 @@ WORKERS = Dashboard(
     (
         Panel(
             "Target busy",
-            "Share of the time in a forward.",
+            "Share of the time in a forward, and of that in which one was held back for blocks about to come.",
             "percentunit",
-            one(rate(target.STEP_TIME, by="instance", part="sum"), "{{instance}}"),
+            (
+                Query(rate(target.STEP_TIME, by="instance", part="sum"), "{{instance}}"),
+                Query(rate(target.HOLD_TIME, by="instance", part="sum"), "{{instance}} held back"),
+            ),
         ),
         Panel("Step time", "One packed forward.", "s", quantiles(target.STEP_TIME)),
         Panel(

@@ -18,7 +18,7 @@ from specdec.law import Law
 from specdec.noise import Domain, uniforms
 from specdec.params import AcceptRule
 from specdec.ratio import draw_candidate, quantised
-from specdec.sampling import DegenerateLogits
+from specdec.sampling import DegenerateLogits, highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,15 @@ class Growth:
 
     def _shared_draw(self, logits: Tensor) -> _Depth:
         """The target's draw as the drafter sees it; its siblings are what the target would draw next likeliest."""
-        scores = self.law.scores(logits, [self.spine])[0]
-        if not torch.isfinite(scores.max()):
+        scores = self.law.scores(logits, [self.spine])
+        ids, top = _highest(scores, min(max(self.job.width, 2), scores.shape[-1]))
+        if not math.isfinite(top[0]):
             raise DegenerateLogits("logits hold NaN or no finite value")
-        first = int(scores.argmax())  # of equals the lowest id, which topk does not promise
-        top, ids = scores.topk(min(max(self.job.width, 2), len(scores)))
         if self.job.sampling.temperature > 0:
-            top = top.log()
-        others = [i for i, score in zip(ids.tolist(), top.tolist(), strict=True) if i != first and score > -math.inf]
-        lead = float(top[0] - top[1]) if len(top) > 1 else math.inf
-        return _Depth((first, *others[: self.job.width - 1]), 1 / (1 + math.exp(-lead)))
+            top = [math.log(score) if score > 0 else -math.inf for score in top]
+        others = [i for i, score in zip(ids[1:], top[1:], strict=True) if score > -math.inf]
+        lead = top[0] - top[1] if len(top) > 1 else math.inf
+        return _Depth((ids[0], *others[: self.job.width - 1]), 1 / (1 + math.exp(-lead)))
 
     def _own_draw(self, logits: Tensor) -> _Depth:
         """Draws of the drafter's own, without replacement, from exactly the laws that are sent."""
@@ -110,3 +109,14 @@ class Growth:
             laws.append(law)
             law = law.without(token_ids[-1])
         return _Depth(tuple(token_ids), confidence, tuple(laws))
+
+
+def _highest(scores: Tensor, count: int) -> tuple[list[int], list[float]]:
+    """The ids of the `count` highest of scores [1, vocab], the lowest of equals first, and their scores."""
+    left, ids, top = scores.clone(), [], []
+    for _ in range(count):
+        [token_id] = highest(left)
+        ids.append(token_id)
+        top.append(float(left[0, token_id]))
+        left[0, token_id] = -torch.inf
+    return ids, top

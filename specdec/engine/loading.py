@@ -12,7 +12,6 @@ import torch
 from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
-from specdec.engine.fused_linear import fuse_linears
 from specdec.engine.graphs import CudaCapture
 from specdec.engine.packed_linear import pack_linears
 from specdec.engine.packing import LOOSE, PADDED
@@ -60,9 +59,6 @@ def load(
     torch_dtype = resolve_dtype(dtype, device)
     model = _read(folder, torch_dtype, device, tensor_parallel)
     rounding = choose_rounding(quantization, model, drafts=drafts, ranks=tensor_parallel)
-    if tensor_parallel == 1 and rounding is Rounding.NONE:
-        fuse_linears(model)
-        pack_linears(model)
     runner = build_runner(
         model,
         name=name,
@@ -72,6 +68,8 @@ def load(
         max_context=max_context,
         exact=not drafts,
     )
+    if tensor_parallel == 1 and rounding is Rounding.NONE:
+        pack_linears(model)  # behind the runner, which fuses what can be: before its first forward
     if self_test:
         runner.numeric_noise = _tested(runner)
     if rounding is not Rounding.NONE:  # after the test, which compares with the stock forward
@@ -185,25 +183,14 @@ def build_runner(
         log.info("%s: RoPE factors frozen for a context of %d tokens", name, context_length)
     page_size = PAGE_SIZE_CUDA if model.device.type == "cuda" else PAGE_SIZE_CPU
     choice = choose_attention(implementation, model, page_size)
-    per_block = KvShape.of(config, model.dtype, ranks_of(model)).bytes_per_token * page_size
-    blocks = kv_memory // per_block
-    needed = -(-context_length // page_size)
-    if blocks < needed:
-        raise ModelRefused(
-            f"{name}: {kv_memory / 2**20:.0f} MiB of KV memory hold {blocks * page_size} tokens, one sequence of "
-            f"{context_length} needs {needed * per_block / 2**20:.0f} MiB: raise kv_memory or lower max_context"
-        )
-    log.info(
-        "%s: %.0f MiB of KV memory hold %.1f sequences of the full context of %d tokens",
-        name, kv_memory / 2**20, blocks / needed, context_length,
-    )  # fmt: skip
+    bytes_per_token = KvShape.of(config, model.dtype, ranks_of(model)).bytes_per_token
     kind = ParallelRunner if ranks_of(model) > 1 else ModelRunner
     return kind(
         model,
         name=name,
         vocabulary_size=min(vocabulary_size or config.vocab_size, config.vocab_size),
         context_length=context_length,
-        kv_blocks=blocks,
+        kv_blocks=_kv_blocks(name, kv_memory, bytes_per_token * page_size, context_length, page_size),
         page_size=page_size,
         implementation=choice.gathered,
         compiled=choice.compiled,
@@ -213,6 +200,22 @@ def build_runner(
         if graphs and choice.paged is not None and model.device.type == "cuda"
         else None,
     )
+
+
+def _kv_blocks(name: str, kv_memory: int, bytes_per_block: int, context_length: int, page_size: int) -> int:
+    """Blocks that the memory holds. Raises `ModelRefused` if one sequence of full length does not fit."""
+    blocks = kv_memory // bytes_per_block
+    needed = -(-context_length // page_size)
+    if blocks < needed:
+        raise ModelRefused(
+            f"{name}: {kv_memory / 2**20:.0f} MiB of KV memory hold {blocks * page_size} tokens, one sequence of "
+            f"{context_length} needs {needed * bytes_per_block / 2**20:.0f} MiB: raise kv_memory or lower max_context"
+        )
+    log.info(
+        "%s: %.0f MiB of KV memory hold %.1f sequences of the full context of %d tokens",
+        name, kv_memory / 2**20, blocks / needed, context_length,
+    )  # fmt: skip
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)

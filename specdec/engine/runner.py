@@ -104,11 +104,7 @@ class ModelRunner:
         self.numeric_noise = 0.0
         self.attend = attention.IMPLEMENTATIONS[implementation]
         self._pool = BlockPool(kv_blocks, page_size)
-        shape = KvShape.of(model.config.get_text_config(), model.dtype, ranks_of(model))
-        slots = (kv_blocks + RESERVED_BLOCKS) * page_size
-        self._kv = _zeros(  # [layers, 2, slots, kv_heads, head_dim]
-            (shape.layers, 2, slots, shape.kv_heads, shape.head_dim), shape.dtype, self._device
-        )
+        self._kv = _empty_kv(model, (kv_blocks + RESERVED_BLOCKS) * page_size)
         self._decoder: CompiledDecoder | None = None
         if compiled:
             from specdec.engine.compiled.decoder import CompiledDecoder
@@ -309,6 +305,12 @@ class ModelRunner:
 def ranks_of(model: Any) -> int:
     """Processes among which the model's heads are divided (`specdec.engine.parallel`)."""
     return getattr(model, "_tp_size", None) or 1
+
+
+def _empty_kv(model: Any, slots: int) -> torch.Tensor:
+    """[layers, 2, slots, kv_heads, head_dim]; K then V."""
+    shape = KvShape.of(model.config.get_text_config(), model.dtype, ranks_of(model))
+    return _zeros((shape.layers, 2, slots, shape.kv_heads, shape.head_dim), shape.dtype, model.device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -102,18 +102,10 @@ def add_and_normalize(
     hidden: Elements, added: Elements, weight: Elements, epsilon: float, normalized: Elements, start: int, end: int
 ) -> None:
     """Adds to the hidden state, [rows, width] each, then `normalize`."""
-    width = hidden.shape[1]
     for row in range(start, end):
-        squares = np.float32(0)
-        for i in range(width):
-            element = _narrowed(_widened(hidden[row, i]) + _widened(added[row, i]), hidden[row, i])
-            hidden[row, i] = element
-            value = _widened(element)
-            squares += value * value
-        scale = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
-        for i in range(width):
-            value = _widened(_narrowed(_widened(hidden[row, i]) * scale, hidden[row, i]))
-            normalized[row, i] = _narrowed(value * _widened(weight[i]), hidden[row, i])
+        for i in range(hidden.shape[1]):
+            hidden[row, i] = _narrowed(_widened(hidden[row, i]) + _widened(added[row, i]), hidden[row, i])
+    normalize(hidden, weight, epsilon, normalized, start, end)
 
 
 @_compiled

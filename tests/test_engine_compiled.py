@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,3 +169,28 @@ kernels.normalize(ones, ones[0], 0.0, out := np.zeros_like(ones), 0, 2)
 assert (out == 1).all()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_kernels_from_the_cache_give_the_bits_of_those_just_compiled(tmp_path: Path) -> None:
+    """Else a sequence that goes on at another worker could go another way there."""
+    code = """
+import hashlib
+import numpy as np
+from specdec.engine.compiled import kernels
+draw = np.random.default_rng(0)
+def drawn(*size): return draw.standard_normal(size).astype(np.float32)
+hidden, normalized, attended = drawn(9, 96), np.zeros((9, 96), np.float32), np.zeros((9, 96), np.float32)
+kernels.add_and_normalize(hidden, drawn(9, 96), drawn(96), 1e-5, normalized, 0, 9)
+kernels.attend(
+    drawn(9, 160), drawn(300, 2, 16), drawn(300, 2, 16), np.arange(300), np.arange(9), np.arange(200, 209), 0.25,
+    attended, 0, 9,
+)
+print(hashlib.sha256(normalized.tobytes() + attended.tobytes()).hexdigest())
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment, capture_output=True)
+        for _ in range(2)
+    )
+    assert list(tmp_path.rglob("*.nbc"))
+    assert first.stdout == second.stdout != b""

@@ -28,12 +28,20 @@ _REORDERED = {"reassoc", "contract", "nsz", "arcp"}
 """What the compiler may do to sums and products. Not `nnan`: what is no number has to be told."""
 
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _REORDERED}
+
+
 def _compiled(function: _Kernel) -> _Kernel:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _REORDERED}
     try:
-        return cast(_Kernel, njit(cache=True, **options)(function))
+        return cast(_Kernel, njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:  # no folder to write the cache to
-        return cast(_Kernel, njit(**options)(function))
+        return cast(_Kernel, njit(**_OPTIONS)(function))
+
+
+def _inlined(function: _Kernel) -> _Kernel:
+    """A part of kernels. As a function of its own it would be reordered otherwise where it came from the cache than
+    where it was just compiled, and two processes would differ in the last bit."""
+    return cast(_Kernel, njit(inline="always", **_OPTIONS)(function))
 
 
 def _widened(stored: Any) -> Any:
@@ -63,7 +71,7 @@ def _narrowed_of(value: Any, like: Any) -> Any:
     return lambda value, like: np.float32(value)
 
 
-@_compiled
+@_inlined
 def _exp(x: Any) -> Any:
     """e^x in float32, within two units of the last place, in arithmetic that can be done to many at once: a power of
     two times a polynomial on [-ln 2 / 2, ln 2 / 2] (S. Moshier, Cephes)."""
@@ -82,19 +90,24 @@ def _exp(x: Any) -> Any:
     return series * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
+@_inlined
+def _normalize_row(hidden: Elements, weight: Elements, epsilon: float, normalized: Elements, row: int) -> None:
+    width = hidden.shape[1]
+    squares = np.float32(0)
+    for i in range(width):
+        value = _widened(hidden[row, i])
+        squares += value * value
+    scale = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
+    for i in range(width):
+        value = _widened(_narrowed(_widened(hidden[row, i]) * scale, hidden[row, i]))
+        normalized[row, i] = _narrowed(value * _widened(weight[i]), hidden[row, i])
+
+
 @_compiled
 def normalize(hidden: Elements, weight: Elements, epsilon: float, normalized: Elements, start: int, end: int) -> None:
     """RMS norm of each row, [rows, width]."""
-    width = hidden.shape[1]
     for row in range(start, end):
-        squares = np.float32(0)
-        for i in range(width):
-            value = _widened(hidden[row, i])
-            squares += value * value
-        scale = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
-        for i in range(width):
-            value = _widened(_narrowed(_widened(hidden[row, i]) * scale, hidden[row, i]))
-            normalized[row, i] = _narrowed(value * _widened(weight[i]), hidden[row, i])
+        _normalize_row(hidden, weight, epsilon, normalized, row)
 
 
 @_compiled
@@ -105,7 +118,7 @@ def add_and_normalize(
     for row in range(start, end):
         for i in range(hidden.shape[1]):
             hidden[row, i] = _narrowed(_widened(hidden[row, i]) + _widened(added[row, i]), hidden[row, i])
-    normalize(hidden, weight, epsilon, normalized, start, end)
+        _normalize_row(hidden, weight, epsilon, normalized, row)
 
 
 @_compiled
@@ -143,7 +156,7 @@ def rotate_and_store(
                 values[slot, head, i] = projected[row, query_width + kv_width + head * dim + i]
 
 
-@_compiled
+@_inlined
 def _score(query: Elements, keys: Elements, slots: Ints, scores: Elements) -> None:
     """scores [heads, keys] = Q K^T. query: [heads, dim], float32. The pool is read in the order it lies in: all heads
     of a key at once, and for two of them together that share it."""
@@ -168,7 +181,7 @@ def _score(query: Elements, keys: Elements, slots: Ints, scores: Elements) -> No
                 scores[head, key] = first
 
 
-@_compiled
+@_inlined
 def _weigh(scores: Elements, count: int) -> None:
     """Softmax of the first `count` scores of each head, [heads, any], in place."""
     for head in range(len(scores)):
@@ -185,7 +198,7 @@ def _weigh(scores: Elements, count: int) -> None:
             scores[head, key] *= share
 
 
-@_compiled
+@_inlined
 def _mix(weights: Elements, values: Elements, slots: Ints, mixed: Elements) -> None:
     """mixed [heads, dim], float32, = weights [heads, any] V, four keys at a time."""
     heads, dim = mixed.shape

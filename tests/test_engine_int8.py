@@ -105,6 +105,15 @@ def test_chunks_and_trees_give_the_bits_of_one_prefill(runner: ModelRunner) -> N
     runner.release("tree")
 
 
+def test_a_model_that_has_computed_before_computes_with_the_rounded_weights_after() -> None:
+    """In every layer, not in the output layer alone."""
+    runner, token_ids = tiny_runner(tiny_model("Llama", torch.bfloat16)), draw_tokens(20)
+    feed_in_chunks(runner, token_ids, 20)
+    round_runner(runner, Rounding.INT8)
+    after = feed_in_chunks(runner, token_ids, 20)
+    assert torch.equal(after, feed_in_chunks(tiny_runner(runner.model), token_ids, 20))
+
+
 def test_neighbours_change_no_bit_of_a_sequence(runner: ModelRunner) -> None:
     names = [f"sequence-{i}" for i in range(16)]
     for i, name in enumerate(names):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from specdec.candidates import EMPTY, ROOT, CandidateTree, DraftLaw
@@ -18,7 +17,7 @@ from specdec.law import Law
 from specdec.noise import Domain, uniforms
 from specdec.params import AcceptRule
 from specdec.ratio import draw_candidate, quantised
-from specdec.sampling import DegenerateLogits, highest
+from specdec.sampling import DegenerateLogits
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +112,13 @@ class Growth:
 
 def _highest(scores: Tensor, count: int) -> tuple[list[int], list[float]]:
     """The ids of the `count` highest of scores [1, vocab], the lowest of equals first, and their scores."""
-    left, ids, top = scores.clone(), [], []
+    row = scores[0].numpy(force=True)
+    ids: list[int] = []
+    top: list[float] = []
     for _ in range(count):
-        [token_id] = highest(left)
-        ids.append(token_id)
-        top.append(float(left[0, token_id]))
-        left[0, token_id] = -torch.inf
+        ids.append(int(row.argmax()))
+        top.append(float(row[ids[-1]]))
+        row[ids[-1]] = -math.inf
+    for token_id, score in zip(reversed(ids), reversed(top), strict=True):  # a copy would take longer than the search
+        row[token_id] = score
     return ids, top

@@ -19,6 +19,7 @@ from pathlib import Path
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from bench import registry, report
+from bench.contestants import ContestantFailed
 from bench.journal import ROOT, Journal
 from bench.session import Session
 from services.torch_threads import wait_briefly
@@ -56,9 +57,15 @@ def _one(name: str, words: Sequence[str], minutes: float | None = None) -> int:
         default=entry.minutes,
         help=f"begins no further prompt that would end later (default: {entry.minutes:g})",
     )
-    parser.add_argument("--label", type=_label, default="", help="writes NAME_LABEL.json beside the usual NAME.json")
+    parser.add_argument(
+        "--label",
+        type=_label,
+        default="",
+        help="writes NAME_LABEL.json beside the usual NAME.json (default: another --model's name, else none)",
+    )
     bench.add_arguments(parser)
     options = parser.parse_args(words)
+    options.label = options.label or _model_label(options, parser)
     settings = {key: value for key, value in vars(options).items() if key not in _NO_SETTINGS}
     file = f"{name}_{options.label}" if options.label else name
     journal = Journal(options.out / f"{file}.jsonl", settings | {"environment": _environment()}, options.fresh)
@@ -142,6 +149,14 @@ def _label(text: str) -> str:
     return text
 
 
+def _model_label(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """Of another model than the usual one, so that its results do not take the place of the usual ones."""
+    usual, model = parser.get_default("model"), getattr(options, "model", None)
+    if model == usual or usual is None:
+        return ""
+    return re.sub(r"[^a-z0-9]+", "_", Path(str(model)).name.lower()).strip("_")
+
+
 def _folder(text: str) -> Path:
     return Path(text).absolute()
 
@@ -153,6 +168,8 @@ def _shown(path: Path) -> str:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except ContestantFailed as error:
+        sys.exit(f"bench: {error}")
     except KeyboardInterrupt:
         print("\nbench: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,12 +47,35 @@ class Answer:
         }
 
 
+class ContestantFailed(RuntimeError):
+    """One did not start, ended, or answered something else than it was asked for. Says which, and its own words."""
+
+
 class Contestant(Protocol):
-    """Answers one question at a time. What it needs is loaded before the first one."""
+    """Answers one question at a time. What it needs is loaded before the first one. Raises ContestantFailed."""
 
     name: str
 
     async def answer(self, question: Question) -> Answer: ...
+
+
+class Batching(Protocol):
+    """Answers several questions at once. Raises ContestantFailed."""
+
+    name: str
+
+    async def batch(self, questions: Sequence[Question]) -> tuple[list[list[int]], float]:
+        """Token ids of each, and seconds for all. The first question says how all are answered."""
+        ...
+
+
+async def at_once(
+    answer: Callable[[Question], Awaitable[Answer]], questions: Sequence[Question]
+) -> tuple[list[list[int]], float]:
+    """`batch` of one that answers any number of requests beside each other."""
+    started = time.perf_counter()
+    answers = await asyncio.gather(*(answer(question) for question in questions))
+    return [list(answer.token_ids) for answer in answers], time.perf_counter() - started
 
 
 class Ours:
@@ -78,6 +102,9 @@ class Ours:
         )
         return await streamed(self._client, options)
 
+    async def batch(self, questions: Sequence[Question]) -> tuple[list[list[int]], float]:
+        return await at_once(self.answer, questions)
+
 
 async def streamed(client: AsyncClient, options: GenerateOptions) -> Answer:
     """Answers through the public stream, and notes when the tokens came."""
@@ -93,7 +120,7 @@ async def streamed(client: AsyncClient, options: GenerateOptions) -> Answer:
             finished = event
     seconds = time.perf_counter() - started
     if finished is None or not arrivals:
-        raise RuntimeError("an answer ended without any token")
+        raise ContestantFailed("an answer of ours ended without any token")
     return Answer(token_ids, seconds, arrivals[0][0], _figures(finished, arrivals))
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
+from bench.contestants import ContestantFailed
 from bench.journal import ROOT
 from outrider import AsyncClient
 
@@ -39,13 +40,20 @@ class Up:
             *_uncached(self._arguments),
         ]
         self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
-        self.client = AsyncClient(await self._address(self._process))
+        try:
+            self.client = AsyncClient(await self._address(self._process))
+        except asyncio.CancelledError:  # Ctrl-C while it starts
+            await self._stop()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.client.close()
+        await self._stop()
+
+    async def _stop(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGINT)
             await self._process.wait()
@@ -53,7 +61,7 @@ class Up:
             await self._drain
 
     async def _address(self, process: asyncio.subprocess.Process) -> str:
-        """Raises RuntimeError with the last line if the start fails."""
+        """Raises ContestantFailed with the last line if the start fails."""
         last = b""
         while process.stderr is not None and (line := await process.stderr.readline()):
             found = _READY.search(line)
@@ -61,7 +69,7 @@ class Up:
                 self._drain = asyncio.create_task(_read_all(process.stderr))
                 return found.group(1).decode()
             last = line
-        raise RuntimeError(f"outrider up ended at its start: {last.decode().strip()}")
+        raise ContestantFailed(f"outrider up ended at its start: {last.decode().strip()}")
 
 
 def _uncached(arguments: Sequence[str]) -> list[str]:

@@ -97,7 +97,7 @@ async def _measure(options: argparse.Namespace, session: Session) -> None:
 async def _contestants(options: argparse.Namespace, session: Session, stack: AsyncExitStack) -> list[Contestant]:
     from bench import stock
     from bench.deployment import Up
-    from bench.peers.process import peers
+    from bench.peers.started import peers
 
     session.say("loading models")
     up = await stack.enter_async_context(Up(*up_arguments(options)))

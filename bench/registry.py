@@ -35,7 +35,7 @@ BENCHES: dict[str, Entry] = {
     "sampled": Entry("drawing at a temperature against greedy, on the Qwen pair", 4, False),
     "categories": Entry("Spec-Bench on the Qwen pair, category by category", 6),
     "latency": Entry("time to the first token and per token, SmolLM2", 1.5),
-    "load": Entry("1 to 64 concurrent requests, SmolLM2, against transformers", 3.5),
+    "load": Entry("1 to 64 concurrent requests, SmolLM2, against transformers, vLLM if asked for", 3.5),
     "batch": Entry("the goodput policy against every fixed length at batch 1 to 64, SmolLM2", 8, False),
     "anti": Entry("a drafter that is always wrong, against plain", 3),
     "window": Entry("drafting ahead against stop-and-wait, with delayed links; table models", 3),

@@ -52,24 +52,28 @@ class Models:
 
 
 class Stock:
-    """One kind of `generate`."""
+    """One kind of `generate`. It blocks the event loop while it computes, so that nothing of ours runs meanwhile."""
 
-    def __init__(self, kind: str, models: Models) -> None:
-        self.name = f"transformers_{kind}"
+    def __init__(self, name: str, kind: str, models: Models) -> None:
+        self.name = name
         self._kind = kind
         self._models = models
 
     async def answer(self, question: Question) -> Answer:
-        """Blocks the event loop while it computes, so that nothing of ours runs meanwhile."""
-        options: dict[str, Any] = {"do_sample": question.temperature > 0}
-        if question.temperature > 0:
-            options |= {"temperature": question.temperature, "top_p": question.top_p, "top_k": 0}
+        token_ids, seconds = await self.batch([question])
+        return Answer(token_ids[0], seconds)
+
+    async def batch(self, questions: Sequence[Question]) -> tuple[list[list[int]], float]:
+        """In one padded batch."""
+        first = questions[0]
+        options: dict[str, Any] = {"do_sample": first.temperature > 0}
+        if first.temperature > 0:
+            options |= {"temperature": first.temperature, "top_p": first.top_p, "top_k": 0}
         if self._kind == "assisted":
             options["assistant_model"] = self._models.draft
         elif self._kind == "lookup":
             options |= {"prompt_lookup_num_tokens": CANDIDATES, "max_matching_ngram_size": 3}
-        found, seconds = self._models.generate([question.prompt], question.tokens, **options)
-        return Answer(found[0], seconds)
+        return self._models.generate([question.prompt for question in questions], first.tokens, **options)
 
 
 def contestants(kinds: Sequence[str], target: str, draft: str, threads: int, dtype: str = "bf16") -> Iterator[Stock]:
@@ -77,4 +81,4 @@ def contestants(kinds: Sequence[str], target: str, draft: str, threads: int, dty
     if kinds:
         models = Models(target, draft if "assisted" in kinds else "", threads, dtype)
         for kind in kinds:
-            yield Stock(kind, models)
+            yield Stock(f"transformers_{kind}", kind, models)

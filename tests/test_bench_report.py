@@ -183,6 +183,23 @@ def test_the_set_goes_on_behind_what_it_finished(tmp_path: Path, monkeypatch: py
     assert not list((tmp_path / "results").glob("*.jsonl"))
 
 
+class _BenchOfModel(_Bench):
+    def add_arguments(self, parser: Any) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--model", default="usual")
+
+
+def test_results_of_another_model_lie_beside_the_usual_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "BENCHES", {"some": registry.Entry("some", 1.0)})
+    bench = _BenchOfModel()
+    bench.interrupted = True
+    monkeypatch.setattr(registry, "load", lambda name: bench)
+    for words in ([], ["--model", "usual"], ["--model", "/models/Other-1.5B"], ["--model", "other", "--label", "mine"]):
+        assert command.main(["some", "--out", str(tmp_path / "results"), *words]) == 0
+    found = {path.name for path in (tmp_path / "results").glob("*.json")}
+    assert found == {"some.json", "some_other_1_5b.json", "some_mine.json"}
+
+
 def test_the_default_set_fits_into_forty_minutes() -> None:
     minutes = sum(entry.minutes for entry in registry.BENCHES.values() if entry.in_default_set)
     assert minutes <= command.SET_MINUTES < 40

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer, run by the Python of its own environment: `llama_cpp_peer.py FILE.gguf - THREADS`."""
+"""llama.cpp as a peer, run by the Python of its own environment: `llama_cpp_peer.py FILE.gguf THREADS`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from channel import claim_output, serve  # type: ignore[import-not-found]
 
 
 def main() -> None:
-    file, _, threads = sys.argv[1:4]
+    file, threads = sys.argv[1:3]
     answers = claim_output()
     import llama_cpp  # type: ignore[import-not-found]
 

@@ -1,8 +1,8 @@
-"""vLLM's CPU build as a peer, run by the Python of its own environment: `vllm_peer.py TARGET DRAFT|- THREADS`."""
+"""vLLM's CPU build as a peer, run by the Python of its own environment: `vllm_peer.py TARGET DRAFT|-`,
+with the settings of `known.py` in the environment."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,24 +11,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from channel import claim_output, serve  # type: ignore[import-not-found]
+from known import VLLM_OPTIONS  # type: ignore[import-not-found]
 
 CANDIDATES = 5
 
 
 def main() -> None:
-    target, draft, threads = sys.argv[1:4]
+    target, draft = sys.argv[1:3]
     answers = claim_output()
-    os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{int(threads) - 1}",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
     import vllm  # type: ignore[import-not-found]
 
-    options: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 64}
-    options["enable_prefix_caching"] = False
+    options: dict[str, Any] = {"model": target, "enable_prefix_caching": False, **VLLM_OPTIONS}
     if draft != "-":
         options["speculative_config"] = {"model": draft, "num_speculative_tokens": CANDIDATES, "method": "draft_model"}
     engine = vllm.LLM(**options)

@@ -175,12 +175,17 @@ def highest(scores: Tensor) -> list[int]:
     return places
 
 
+def _copied(logits: Tensor) -> Tensor:
+    """A few rows are copied by one thread sooner than torch wakes its others for it."""
+    return logits.clone() if logits.is_cuda else torch.from_numpy(logits.numpy().copy())
+
+
 def mask_early_stops(logits: Tensor, positions: Sequence[int], stop: StopConditions) -> Tensor:
     """`logits` [rows, vocab] with -inf at the stop tokens in rows where the log is shorter than `stop.min_length`."""
     early = [row for row, position in enumerate(positions) if position < stop.min_length]
     banned = [token_id for token_id in stop.stop_token_ids if token_id < logits.shape[-1]]
     if not early or not banned:
         return logits
-    masked = logits.clone()
+    masked = _copied(logits)
     masked[torch.tensor(early).unsqueeze(-1), torch.tensor(banned)] = -torch.inf
     return masked

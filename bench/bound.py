@@ -2,7 +2,9 @@
 
 The bound is E / (T_verify + draft length x T_draft): E committed tokens per verify, seen in the answer itself, over the
 times of the bare engine, in this process without any service, at the same context, on the same cores, right before and
-after each answer. Also: what processing, noise and the accept rule take of a verify, at temperature 0.8 and top-p 0.9.
+after each answer. The time in which the drafter reads the prompt counts; `closeness_between_rounds` leaves that out, and
+the first round with it. Also: what processing, noise and the accept rule take of a verify, at temperature 0.8 and top-p
+0.9.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ def run(options: argparse.Namespace, session: Session) -> Result:
     asyncio.run(_measure(options, session))
     rows = session.rows
     closeness = [row["measured_rate"] / row["bound_rate"] for row in rows]
+    between = [row["round_bound_ms"] / row["round_ms"] for row in rows if row["round_ms"]]
     decide = [row["decide_ms"] / row["verify_ms"] for row in rows]
     ratios = {
         "bound.closeness": ratio(closeness, CLOSENESS),
+        **({"bound.closeness_between_rounds": ratio(between)} if between else {}),
         "bound.decide_share": ratio(decide, DECIDE_GOAL),
         "bound.verify_ms": ratio([row["verify_ms"] for row in rows]),
         "bound.draft_ms": ratio([row["draft_ms"] for row in rows]),
@@ -80,12 +84,14 @@ async def _measure(options: argparse.Namespace, session: Session) -> None:
             after = engine.times(context, options.repeats)
             times = {name: statistics.median(before[name] + after[name]) for name in before}
             per_verify = answer["mean_acceptance_length"]
-            bound = per_verify / (times["verify_ms"] + options.draft_length * times["draft_ms"]) * 1e3
+            round_ms = times["verify_ms"] + options.draft_length * times["draft_ms"]
             session.record(
                 key,
                 {
                     "measured_rate": answer["decode_rate"],
-                    "bound_rate": round(bound, 3),
+                    "bound_rate": round(per_verify / round_ms * 1e3, 3),
+                    "round_ms": round(answer["round_seconds"] * 1e3, 3),
+                    "round_bound_ms": round(round_ms, 3),
                     "mean_acceptance_length": per_verify,
                     **{name: round(value, 3) for name, value in times.items()},
                     "answer": answer,

@@ -125,12 +125,15 @@ async def streamed(client: AsyncClient, options: GenerateOptions) -> Answer:
 
 
 def _figures(finished: Finished, arrivals: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """What speculation did. decode_rate: tokens per second behind the first event."""
+    """What speculation did. decode_rate: tokens per second behind the first event. round_seconds: from one event to the
+    next, on average behind the second: until then the drafter reads the prompt too."""
     speculation = finished.speculation
+    rounds = len(arrivals) - 2
     decoding = arrivals[-1][0] - arrivals[0][0]
     behind = sum(count for _, count in arrivals[1:])
     return {
         "decode_rate": round(behind / decoding, 3) if decoding > 0 else 0.0,
+        "round_seconds": round((arrivals[-1][0] - arrivals[1][0]) / rounds, 5) if rounds > 0 else 0.0,
         "prompt_tokens": finished.prompt_tokens,
         "mode": speculation.mode,
         "drafts": speculation.num_drafts,

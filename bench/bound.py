@@ -2,7 +2,7 @@
 
 The bound is E / (T_verify + draft length x T_draft): E committed tokens per verify, seen in the answer itself, over the
 times of the bare engine, in this process without any service, at the same context, on the same cores, right before and
-after each answer. The time in which the drafter reads the prompt counts; `closeness_between_rounds` leaves that out, and
+after each answer. The time in which the drafter reads the prompt counts; `closeness_between_rounds` leaves it out, and
 the first round with it. Also: what processing, noise and the accept rule take of a verify, at temperature 0.8 and top-p
 0.9.
 """

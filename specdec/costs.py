@@ -19,8 +19,6 @@ _LOOK_AGAIN = 256
 """Steps without a plain one after which one is made, to know what it costs now."""
 _LOOK_FOR = 32
 """If others always speculate in the same forward there is none: then it is not waited for longer."""
-_SOON = 0.3
-"""As a share of a forward."""
 _VARY, _VARY_EARLY = 16, 4
 _RETRY_FADE, _WAIT_FADE = 0.995, 0.998
 """What was learned of a way of working fades by this per round that works another way, so that it is tried again."""
@@ -148,9 +146,12 @@ class TargetModel:
             self._stretch.observe(seconds / self._shares.seconds - 1)
 
     def in_step(self, wait: Callable[[int, int], float]) -> bool:
-        """Its sequences wait for each other's blocks, as it holds forwards back: those come soon."""
+        """Its sequences wait for each other's blocks, as it holds forwards back: that takes less time than two forwards
+        of half of them each take longer than one of all."""
         count = len(self._members)
-        return count > 1 and self.known and wait(1, count) < _SOON * self.seconds(count)
+        if count < 2 or not self.known:
+            return False
+        return wait(1, count) < 2 * self.seconds(count / 2) - self.seconds(count)
 
     @property
     def num_members(self) -> int:
@@ -193,7 +194,8 @@ class DrafterModel:
 
     @property
     def known(self) -> bool:
-        return self._curve.known
+        """It has been waited for, though perhaps it had nothing to propose."""
+        return self._curve.known or self.wait_overhead.count > 0
 
     @property
     def link(self) -> float:

@@ -292,7 +292,7 @@ class GoodputPolicy:
         self._probe_paid()
         if self._drafter is not None and step.duration is not None:
             self._drafter.fade_waiting()
-        if self._drafter is not None and step.in_vain is not None and self._drafter.known:
+        if self._drafter is not None and step.in_vain is not None:
             waited = step.in_vain - step.step_time
             overhead = waited - self._drafter.knots()(1) - self._drafter.link
             self._drafter.observe_wait(overhead, self._target.seconds(1))

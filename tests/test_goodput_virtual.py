@@ -39,6 +39,9 @@ SMALL = Costs(verify=lambda rows: 0.012 + 0.0016 * max(rows - 4, 0), draft=lambd
 ROWS = Knots(((1, 0.033), (4, 0.035), (8, 0.043), (16, 0.058), (32, 0.090), (48, 0.112), (64, 0.180), (128, 0.340)))
 BATCHED = Costs(verify=lambda rows: ROWS(rows), draft=lambda batch: 0.0001 + 0.00007 * batch, link=0.0015)
 """SmolLM2 as it was measured with up to 64 sequences, and the same drafter."""
+QUICK_ROWS = Knots(((1, 0.017), (4, 0.019), (8, 0.026), (16, 0.036), (32, 0.056), (64, 0.088), (128, 0.165)))
+QUICK = Costs(verify=lambda rows: QUICK_ROWS(rows), draft=lambda batch: 0.0001 + 0.00007 * batch, link=0.0015)
+"""The same with compiled layers: what a round takes besides its forward weighs twice as much."""
 LENGTHS = (PLAIN, 1, 2, 3, 4, 6, 8)
 COLD, TOKENS = 10, 64
 
@@ -113,6 +116,21 @@ def test_texts_of_every_kind_get_the_best_fixed_length_or_better(acceptance: flo
 @pytest.mark.parametrize("found", [0.6, 0.9])
 def test_a_drafter_that_often_has_nothing_to_propose_is_still_asked(found: float) -> None:
     assert _share_of_best(SMALL, copying(0.95, found), (PLAIN, 5, 8)) >= 0.97
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_drafter_that_has_never_anything_to_propose_is_soon_waited_for_no_more(batch: int) -> None:
+    """What asking costs is known though nothing was ever drafted."""
+    nothing = copying(0.9, 0.0)
+    plain = sum(seconds(QUICK, nothing, batch, 2, TOKENS, PLAIN))
+    assert plain / sum(seconds(QUICK, nothing, batch, 2, TOKENS)) >= 0.97
+
+
+def test_a_small_batch_that_copies_gains_though_its_forwards_are_quick() -> None:
+    """Waiting takes a third of a forward, and is still shorter than the forward that would be missed."""
+    luck = copying(0.95, 1.0)
+    plain = sum(seconds(QUICK, luck, 4, 4, TOKENS, PLAIN))
+    assert plain / sum(seconds(QUICK, luck, 4, 4, TOKENS)) >= 1.5
 
 
 def test_in_a_batch_a_drafter_that_is_seldom_of_use_costs_little() -> None:

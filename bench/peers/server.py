@@ -6,15 +6,18 @@ import asyncio
 import json
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from bench.contestants import Answer, ContestantFailed, Question, at_once
 from services.child import Child, ChildSpec
+from services.supervisor import Guard
 
 START_SECONDS = 300.0
 STOP_SECONDS = 20.0
@@ -47,7 +50,8 @@ class ServerPeer:
         self._start_seconds = start_seconds
         self._child: Child | None = None
         self._ended = threading.Event()
-        self._client = httpx2.AsyncClient(trust_env=False)
+        self._guard: Guard | None = None
+        self._client = httpx2.AsyncClient(verify=False, trust_env=False)
 
     async def start(self) -> None:
         """Until it says that it is healthy. Raises ContestantFailed with the server's own last lines."""
@@ -55,13 +59,15 @@ class ServerPeer:
         command = (*self._command, "--port", str(port))
         limits = httpx2.Limits(max_connections=None)
         self._client = httpx2.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits, trust_env=False
+            base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits, verify=False, trust_env=False
         )
         self._child = Child(
             ChildSpec(self.name, command, self._environment),
             lambda name, line: None,
             lambda child, code: self._ended.set(),
         )
+        self._guard = Guard(Path(tempfile.mkdtemp(prefix="outrider-peer-")))  # for when we are killed
+        self._guard.add(self._child.pid)
         started = told = time.monotonic()
         while not await self._healthy():
             now = time.monotonic()
@@ -80,11 +86,11 @@ class ServerPeer:
     async def close(self) -> None:
         """Ends its whole process group."""
         await self._client.aclose()
-        if self._child is None:
+        if self._child is None or self._guard is None:
             return
         self._child.signal(signal.SIGTERM)
         await asyncio.to_thread(self._ended.wait, STOP_SECONDS)
-        self._child.signal(signal.SIGKILL)  # and what it left behind
+        await asyncio.to_thread(self._guard.close)  # kills what is left of the group
         await asyncio.to_thread(self._ended.wait)
 
     async def answer(self, question: Question) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -18,28 +17,22 @@ async def peers(
     names: Sequence[str], target: str, draft: str, threads: int, stack: AsyncExitStack, say: Say
 ) -> list[Peer]:
     """Started peers, which `stack` closes. One that is not installed or does not start is left out, and said so."""
-    starting: list[Peer] = []
+    found: list[Peer] = []
     for name in names:
         package = PACKAGES[PEERS[name]]
-        if package.installed:
-            starting.append(_peer(name, package, target, draft, threads, say))
-        else:
+        if not package.installed:
             say(f"{name} takes no part: not installed; run `python -m bench.peers install {package.name}`")
-    for peer in starting:
+            continue
+        peer = _peer(name, package, target, draft, threads, say)
         stack.push_async_callback(peer.close)
-    # Together: each compiles for a minute, mostly on one core.
-    started = await asyncio.gather(*(_started(peer, say) for peer in starting))
-    return [peer for peer, ready in zip(starting, started, strict=True) if ready]
-
-
-async def _started(peer: Peer, say: Say) -> bool:
-    try:
-        await peer.start()
-    except ContestantFailed as error:
-        say(f"{peer.name} takes no part: {error}")
-        return False
-    say(f"{peer.name}: version {peer.version}")
-    return True
+        try:
+            await peer.start()
+        except ContestantFailed as error:
+            say(f"{name} takes no part: {error}")
+            continue
+        say(f"{name}: version {peer.version}")
+        found.append(peer)
+    return found
 
 
 def _peer(name: str, package: Package, target: str, draft: str, threads: int, say: Say) -> Peer:

@@ -1,7 +1,7 @@
 """A server with vLLM's HTTP API and no model, run as a process: `streaming_server.py FOLDER MODE --port PORT`.
 
 MODE: `serve`; `broken` (ends at its start); `silent` (never healthy); `erring` (breaks off its answers). It has a child
-of its own that ignores SIGTERM and holds the pipe FOLDER/child. It answers when two requests have come.
+of its own that ignores SIGTERM and writes "up" into the pipe FOLDER/child. It answers when two requests have come.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ CHILD = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 held = open(sys.argv[1], "w")
+held.write("up")
+held.flush()
 print("up", flush=True)
 time.sleep(600)
 """

@@ -133,8 +133,9 @@ class Drafting:
     def arrived(self, now: float, block: DraftBlock) -> bool:
         """The outstanding block is here. True if the drafter had to catch up for it: it took longer than it will."""
         asked, length = self._asked, block.candidates.draft_length
-        if asked is not None and self.worker is not None and not asked.prefills and length:
-            self.worker.drafter_model.observe_draft(length, block.draft_time, asked.ahead)
+        if asked is not None and self.worker is not None and not asked.prefills:
+            if length:
+                self.worker.drafter_model.observe_draft(length, block.draft_time, asked.ahead)
             if not asked.ahead:
                 self.worker.drafter_model.observe_link(max(now - asked.at - block.draft_time, 0.0))
         self._asked = None

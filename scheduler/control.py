@@ -94,7 +94,7 @@ class Control:
         room = self._max_length - 1 - base_length
         asked = min([room, *self._asked_lengths])
         # A drafter that stopped where it doubts has not missed the depths behind.
-        doubts = candidates.certainty < self.plan.min_confidence
+        doubts = self.plan.min_confidence > 0 and candidates.certainty < self.plan.min_confidence
         short = candidates.draft_length < asked and not doubts
         self._in_flight.forwarded(base_length, prefix_digest, candidates, short, fan_out)
         if self._open_end is not None and base_length < len(self._log) and not fan_out:

@@ -13,7 +13,7 @@ from scheduler.errors import (
 from specdec.commit import FinishReason
 from specdec.metric import NO_COUNTERS, Counters, Kind, Metric
 
-__all__ = ["METRICS", "NO_COUNTERS", "Counters", "Kind", "Metric", "position_label"]
+__all__ = ["METRICS", "NO_COUNTERS", "Counters", "Kind", "Metric", "position_labels"]
 
 ERRORS = (DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SequenceFailed, Unavailable)
 MAX_POSITION = 32
@@ -248,5 +248,6 @@ METRICS = (
 _POSITIONS = tuple(map(str, range(MAX_POSITION)))
 
 
-def position_label(depth: int) -> str:
-    return _POSITIONS[depth] if depth < MAX_POSITION else f"{MAX_POSITION}+"
+def position_labels(count: int) -> tuple[str, ...]:
+    """Of so many candidates on one path, from depth 0 on."""
+    return (*_POSITIONS[:count], *[f"{MAX_POSITION}+"] * (count - MAX_POSITION))

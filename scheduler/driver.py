@@ -154,8 +154,9 @@ class Driver:
         except Exception as error:  # this sequence's alone, not the link's that delivers
             self.inbox.end(error)
         if self._answer.untold or self._finish_reason is not None:
-            self.inbox.look_up()
-        self.inbox.ring_by(self._late_at())
+            self.inbox.look_up()  # and then it is waited for what comes next
+        else:
+            self.inbox.ring_by(self._late_at())
         return True
 
     def _late_at(self) -> float:
@@ -233,7 +234,7 @@ class Driver:
         if isinstance(body, Committed):
             if problem := self._progress(worker, result, body):
                 await self._fail_over(problem)
-        elif not self._is_heard(worker, result):
+        elif not self._is_heard(worker, result, time.monotonic()):
             return
         elif isinstance(body, StaleBlock):
             self.tally.stale_block(result.header.prefix_digest)
@@ -244,12 +245,12 @@ class Driver:
         elif isinstance(body, NeedTokens):
             await self._fail_over("it lacks tokens of the log")
 
-    def _is_heard(self, worker: Worker, result: TargetResult) -> bool:
+    def _is_heard(self, worker: Worker, result: TargetResult, now: float) -> bool:
         """False for a late result of a worker that lost the sequence."""
         if worker is not self._verifying.worker or result.header.epoch != self._verifying.epoch:
             self.refused_results += 1
             return False
-        self._verifying.heard(time.monotonic())
+        self._verifying.heard(now)
         return True
 
     async def _refused(self, refusal: Refusal) -> None:
@@ -272,22 +273,23 @@ class Driver:
     def _progress(self, worker: Worker, result: TargetResult, body: Committed) -> str:
         """Appends what is new, streams it, and goes on with the next round. Or returns why the target is to be left,
         and does nothing."""
-        if not self._is_heard(worker, result):
+        now = time.monotonic()
+        if not self._is_heard(worker, result, now):
             return ""
         base_length = result.header.base_length
         place = self.log.place(base_length, result.header.prefix_digest)
         if place is Place.BEYOND:  # an earlier answer is missing: have it told again
-            self._verifying.step(self._drafting.patience(), time.monotonic())
+            self._verifying.step(self._drafting.patience(), now)
             return ""
         new = self._answer.new_part(base_length, body) if place is Place.HERE else None
         if new is None:
             return "its log is not the one that was streamed"
         if new.token_ids:
-            self._append(new := self._answer.cut(new), time.monotonic())
+            self._append(new := self._answer.cut(new), now)
         if new.finish_reason is not None:
             self._finish_reason = new.finish_reason
         elif new.token_ids:
-            self._continue(time.monotonic())
+            self._continue(now)
         return ""
 
     def _append(self, body: Committed, now: float) -> None:

@@ -26,10 +26,10 @@ class _Block:
     short: bool = False
     fan_out: bool = False
     decided: bool = False
-    path: list[int] = field(init=False)
+    path: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.path = list(self.candidates.likeliest_path)
+        self.path = tuple(self.candidates.likeliest_path)
 
 
 @value
@@ -106,6 +106,8 @@ class InFlight:
                 missed += beyond
                 beyond = []
         self._blocks = kept + beyond
+        if not hit and not missed:
+            return Outcome(decided=tuple(decided))
         fan_out_hits = sum(block.fan_out for block in hit)
         fan_out_misses = sum(block.fan_out for block in missed)
         return Outcome(
@@ -119,13 +121,18 @@ class InFlight:
         """Of a block whose base the log has reached. One on another base says nothing about its candidates."""
         if self._log.place(block.base_length, block.prefix_digest) is not Place.HERE:
             return _ELSEWHERE
-        token_ids = self._log.since(block.base_length)
+        token_ids = tuple(self._log.since(block.base_length))
         found = None if block.decided else outcome(block.candidates, token_ids)
         block.decided = block.decided or found is not None
-        left = block.candidates.below(token_ids)
         common = min(len(block.path), len(token_ids))
         left_path = block.path[:common] != token_ids[:common]
+        if block.candidates.is_chain:  # most are: the path is all of it
+            followed = not left_path and len(token_ids) == common
+            left = followed and len(block.path) > common
+        else:
+            below = block.candidates.below(token_ids)
+            followed, left = below is not None, bool(below)
         if found is not None and found.full and block.short:
             # A candidate that is missing gains as little as a wrong one.
             found = replace(found, trials=(*found.trials, Trial(None)))
-        return _Fate(left is not None, bool(left), left_path, () if found is None else (found,))
+        return _Fate(followed, left, left_path, () if found is None else (found,))

@@ -111,7 +111,8 @@ class SpeculationSummary:
         self.drafted_per_step.append(committed.num_draft_tokens)
         self.accepted_per_step.append(accepted)
         per_position = self.num_accepted_tokens_per_position
-        per_position += [0] * (accepted - len(per_position))
+        if accepted > len(per_position):
+            per_position += [0] * (accepted - len(per_position))
         for position in range(accepted):
             per_position[position] += 1
         return accepted

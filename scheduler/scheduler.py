@@ -19,7 +19,7 @@ from scheduler.errors import InvalidRequest, ModelNotFound, Overloaded, Unavaila
 from scheduler.gauges import read_gauges
 from scheduler.links import LinkError, LinkFactory, Recorder, SequenceRecord, TargetLink
 from scheduler.pool import Pool
-from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started
+from scheduler.request import Event, Finished, GenerationRequest, Speculation, Started, Tokens
 from scheduler.steps import target_steps
 from scheduler.tally import RequestTimes
 from scheduler.worker import AnyResult, Worker, WorkerState
@@ -95,7 +95,8 @@ class Scheduler:
             try:
                 async for event in events:
                     times.saw(event)
-                    self._audit(driver, event)
+                    if not isinstance(event, Tokens):
+                        self._audit(driver, event)
                     yield event
             finally:
                 await events.aclose()

@@ -7,10 +7,10 @@ import time
 from types import TracebackType
 
 from scheduler import counters as metrics
-from scheduler.counters import Counters, Metric, position_label
-from scheduler.in_flight import Outcome
+from scheduler.counters import Counters, Metric, position_labels
+from scheduler.in_flight import NOTHING, Outcome
 from scheduler.journal import Journal
-from scheduler.request import Event, Finished, SpeculationSummary, Started, Tokens
+from scheduler.request import Event, SpeculationSummary, Started, Tokens
 from specdec.commit import FinishReason
 from specdec.decision import Decision
 from specdec.messages import Committed
@@ -35,8 +35,8 @@ class Tally:
             add(metrics.NUM_DRAFTS, 1, self.drafter)
             add(metrics.NUM_DRAFT_TOKENS, committed.num_draft_tokens, self.drafter)
             add(metrics.NUM_ACCEPTED_TOKENS, accepted, self.drafter)
-        for depth in range(accepted):
-            add(metrics.NUM_ACCEPTED_TOKENS_PER_POS, 1, position_label(depth))
+        for label in position_labels(accepted):
+            add(metrics.NUM_ACCEPTED_TOKENS_PER_POS, 1, label)
         return accepted
 
     def streamed(self, tokens: int) -> None:
@@ -49,6 +49,8 @@ class Tally:
         self._counters.add(metrics.STALE_BLOCKS)
 
     def ahead(self, outcome: Outcome) -> None:
+        if outcome == NOTHING:
+            return
         self.summary.num_ahead_hits += outcome.hits
         self.summary.num_ahead_misses += outcome.misses
         self.summary.num_fan_out_hits += outcome.fan_out_hits
@@ -108,15 +110,16 @@ class RequestTimes:
         self._end("cancelled" if cancelled or kind is None else kind.__name__)
 
     def saw(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Tokens):
+            if self._first_at is None:
+                self._first_at = time.monotonic()
+                self._first_count = len(event.token_ids)
+                self._observe(metrics.TIME_TO_FIRST_TOKEN, self._first_at - self._arrived_at)
+        elif isinstance(event, Started):
             self._model = event.model
             self._counters.add(metrics.PROMPT_TOKENS, event.prompt_tokens)
             self._observe(metrics.QUEUE_TIME, time.monotonic() - self._arrived_at)
-        elif isinstance(event, Tokens) and self._first_at is None:
-            self._first_at = time.monotonic()
-            self._first_count = len(event.token_ids)
-            self._observe(metrics.TIME_TO_FIRST_TOKEN, self._first_at - self._arrived_at)
-        elif isinstance(event, Finished):
+        else:
             self._finished(event.finish_reason, event.completion_tokens)
 
     def _finished(self, reason: FinishReason, completion_tokens: int) -> None:

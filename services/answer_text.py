@@ -58,14 +58,14 @@ class AnswerText:
         self._end, self._digest = tokens.position + count, tokens.prefix_digest
         self._told += pieces
         return TextTokens(
-            index=self._index,
-            position=tokens.position,
-            token_ids=tokens.token_ids,
-            sources=tokens.sources,
-            prefix_digest=tokens.prefix_digest,
-            text="".join(pieces),
-            pieces=pieces,
-            logprobs=tokens.logprobs,
+            self._index,
+            tokens.position,
+            tokens.token_ids,
+            tokens.sources,
+            tokens.prefix_digest,
+            "".join(pieces),
+            pieces,
+            tokens.logprobs,
         )
 
     def rest(self) -> TextTokens | None:

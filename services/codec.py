@@ -185,7 +185,7 @@ def decode_header(header: pb.ItemHeader) -> Header:
     sequence_id = header.sequence_id
     if not sequence_id:
         raise InvalidMessage("header.sequence_id", "is missing")
-    if len(sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
+    if len(sequence_id) > MAX_SEQUENCE_ID_BYTES // 4 and len(sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
         raise InvalidMessage("header.sequence_id", f"has more than {MAX_SEQUENCE_ID_BYTES} bytes")
     require(header, "epoch", "header")
     digest = decode_digest(header.prefix_digest, "header.prefix_digest")

@@ -44,8 +44,9 @@ def fill_item(item: DraftItem, message: pb.DraftItem) -> None:
     codec.fill_header(item.header, message.header)
     body = item.body
     if isinstance(body, DraftAdvance):
-        message.advance.token_ids.extend(body.token_ids)
-        _fill_plan(body.plan, message.advance.plan)
+        advance = message.advance
+        advance.token_ids.extend(body.token_ids)
+        _fill_plan(body.plan, advance.plan)
     elif isinstance(body, DraftOpen):
         message.open.CopyFrom(_encode_open(body))
     else:
@@ -167,10 +168,11 @@ def _broken(header: Header, error: InvalidMessage) -> DraftResult:
 def _decode_result_body(result: pb.DraftResult) -> ResultBody:
     kind = result.WhichOneof("kind")
     if kind == "block":
+        block = result.block
         return DraftBlock(
-            codec.decode_candidates(result.block.candidates, "block.candidates"),
-            codec.decode_duration(result.block.draft_time, "block.draft_time"),
-            result.block.fan_out,
+            codec.decode_candidates(block.candidates, "block.candidates"),
+            codec.decode_duration(block.draft_time, "block.draft_time"),
+            block.fan_out,
         )
     if kind == "need_tokens":
         return NeedTokens(result.need_tokens.have_length)

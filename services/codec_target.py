@@ -47,8 +47,9 @@ def fill_item(item: TargetItem, message: pb.VerifyItem) -> None:
     codec.fill_header(item.header, message.header)
     body = item.body
     if isinstance(body, VerifyBlock):
-        codec.fill_candidates(body.candidates, message.verify.candidates)
-        _fill_grant(body.grant, message.verify.grant)
+        verify = message.verify
+        codec.fill_candidates(body.candidates, verify.candidates)
+        _fill_grant(body.grant, verify.grant)
     elif isinstance(body, TargetOpen):
         message.open.CopyFrom(_encode_open(body))
     else:
@@ -178,20 +179,22 @@ def _encode_committed(body: Committed) -> pb.Committed:
 
 
 def _decode_committed(message: pb.Committed) -> Committed:
-    if len(message.token_ids) != len(message.sources):
-        problem = f"holds {len(message.sources)}, must hold one per token ({len(message.token_ids)})"
+    token_ids = codec.decode_token_ids(message.token_ids, "committed.token_ids")
+    sources = codec.decode_sources(message.sources, "committed.sources")
+    if len(token_ids) != len(sources):
+        problem = f"holds {len(sources)}, must hold one per token ({len(token_ids)})"
         raise InvalidMessage("committed.sources", problem)
     return Committed(
-        token_ids=codec.decode_token_ids(message.token_ids, "committed.token_ids"),
-        sources=codec.decode_sources(message.sources, "committed.sources"),
-        num_draft_tokens=message.num_draft_tokens,
-        draft_length=message.draft_length,
-        finish_reason=codec.decode_finish_reason(message.finish_reason, "committed.finish_reason"),
-        step_time=codec.decode_duration(message.step_time, "committed.step_time"),
-        batch_size=message.batch_size,
-        repeated_answer=message.repeated_answer,
-        logprobs=codec_sampling.decode_logprobs(message.logprobs, len(message.token_ids), "committed.logprobs"),
-        margins=tuple(message.margins[:]),
+        token_ids,
+        sources,
+        message.num_draft_tokens,
+        message.draft_length,
+        codec.decode_finish_reason(message.finish_reason, "committed.finish_reason"),
+        codec.decode_duration(message.step_time, "committed.step_time"),
+        message.batch_size,
+        message.repeated_answer,
+        codec_sampling.decode_logprobs(message.logprobs, len(token_ids), "committed.logprobs"),
+        tuple(message.margins[:]),
     )
 
 

@@ -63,7 +63,6 @@ class ServedModel:
 class _Prepared:
     """What the choices of one request have in common. echo: the text that each begins with."""
 
-    request: UserRequest
     generation: GenerationRequest
     model: LoadedModel
     stop: StopConditions
@@ -94,12 +93,15 @@ class Gateway:
             for identity in self._scheduler.models()
         ]
 
-    async def generate(self, request: UserRequest) -> AsyncGenerator[GatewayEvent, None]:
+    def generate(self, request: UserRequest) -> AsyncGenerator[GatewayEvent, None]:
         """Of each choice ChoiceStarted, TextTokens..., ChoiceFinished; or raises one RequestError, which ends them all.
         Closing the iterator cancels them."""
+        return self._choice(request, 0) if request.n in (None, 1) else self._choices(request)
+
+    async def _choices(self, request: UserRequest) -> AsyncGenerator[GatewayEvent, None]:
         prepared = await self._prepare(request)
-        choices = [self._choice(prepared, index) for index in range(request.n or 1)]
-        async with aclosing(choices[0] if len(choices) == 1 else side_by_side(choices)) as events:
+        choices = [self._choice(request, index, prepared) for index in range(request.n or 1)]
+        async with aclosing(side_by_side(choices)) as events:
             async for event in events:
                 yield event
 
@@ -142,10 +144,14 @@ class Gateway:
             prompt = model.tokenizer.decode(token_ids)
             log.info("a request of %d tokens", len(token_ids), extra={"prompt": prompt, "traceparent": traceparent})
         echo = echoed_text(request.prompt, model) if request.echo else ""
-        return _Prepared(request, generation, model, stop, echo)
+        return _Prepared(generation, model, stop, echo)
 
-    async def _choice(self, prepared: _Prepared, index: int) -> AsyncGenerator[GatewayEvent, None]:
-        request, generation = prepared.request, prepared.generation
+    async def _choice(
+        self, request: UserRequest, index: int, prepared: _Prepared | None = None
+    ) -> AsyncGenerator[GatewayEvent, None]:
+        """prepared None: it is the only one, and prepares the request itself."""
+        prepared = prepared or await self._prepare(request)
+        generation = prepared.generation
         stops = TextStops(request.stop, request.include_stop_str_in_output)
         text = AnswerText(index, prepared.model.tokenizer.detokenizer(), prepared.stop, stops)
         sampling = replace(generation.sampling, seed=choice_seed(generation.sampling.seed, index))

@@ -99,9 +99,9 @@ class LinkStream(Generic[Item, Result]):
         """Queues; items queued in one turn of the event loop travel in one message."""
         if self._ended or self._closing:
             return
-        self._queue += items
-        if self._queue:
+        if items and not self._queue:
             self._queued.set()
+        self._queue += items
         if len(self._queue) > MAX_QUEUED_ITEMS:
             # Not from inside the caller's own `send`.
             cause = f"more than {MAX_QUEUED_ITEMS} items were waiting for the worker to read them"

@@ -58,7 +58,8 @@ class RoundStore:
             if isinstance(entry, Ended):
                 self._ended[entry.sequence_id] = self._running.pop(entry.sequence_id)
         self._count += 1
-        self._forget()
+        if self._count > self._max_entries or len(self._ended) > self._max_ended:
+            self._forget()
         self.figures.read(entry)
         for feed in self._feeds:
             feed.put(entry)

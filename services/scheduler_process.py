@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from outrider.v1 import control_service_pb2_grpc as control_grpc
 from outrider.v1 import generation_service_pb2_grpc as generation_grpc
@@ -71,10 +72,6 @@ async def serve_scheduler(
 
     Raises StartError if it cannot serve as configured.
     """
-    from services.http.process import http_server  # imported late: `outrider up` needs `refuse_exposed` alone
-    from services.http.ui_events import StatusBoard
-    from services.http.ui_routes import UiRoutes
-
     refuse_exposed(settings)
     stop = stop or asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -83,31 +80,15 @@ async def serve_scheduler(
         if tracing is not None:
             stack.push_async_callback(tracing.close)
         server = _server(settings, tracing)
-        url = await _redis_url(settings, stack)
-        recorder = RedisRecorder(url)
-        rounds = RoundStore()
-        readers: list[Reader] = [rounds.read, *([tracing.reader] if tracing else [])]
-        scheduler = _scheduler(settings, recorder, readers)
-        static = (*settings.targets, *settings.drafters)
-        watcher = WorkerWatcher(url, scheduler, static=static)
-        gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check, settings.log_prompts)
+        core = _core(settings, await _redis_url(settings, stack), tracing)
+        scheduler = core.scheduler
         counted = metrics.process_metrics()
-        watch_scheduler(counted, scheduler, lambda: recorder.state)
+        watch_scheduler(counted, scheduler, lambda: core.recorder.state)
         stack.enter_context(exported(counted, settings, "scheduler", settings.scheduler_id))
-        address = await _listen(server, settings, gateway, scheduler, recorder, watcher, rounds)
+        address = await _listen(server, settings, core)
         stack.push_async_callback(server.drain, LAST_CALLS_SECONDS)
-        ui = UiRoutes(gateway, rounds, StatusBoard(scheduler, rounds, watcher.leases))
-        calls = tracing.calls if tracing else None
-        http = http_server(settings, gateway, lambda: scheduler.ready, metrics.render, ui, calls)
-        url_of_http = await http.start()
-        stack.push_async_callback(http.close, LAST_CALLS_SECONDS)
-        stack.callback(rounds.close)
-        for part in (recorder, scheduler, watcher):
-            await part.start()
-            stack.push_async_callback(part.close)
-        for role, addresses in ((Role.TARGET, settings.targets), (Role.DRAFT, settings.drafters)):
-            for worker in addresses:
-                scheduler.add_worker(role, worker)
+        url_of_http = await _listen_http(settings, core, tracing, stack)
+        await _start(core, settings, stack)
         await server.set_health("startup", True)  # it has started; whether a target is there is readiness
         log.info("serving at %s and %s", address, url_of_http)
         garbage.start_is_over()
@@ -119,6 +100,38 @@ async def serve_scheduler(
         log.info("draining %d sequences", scheduler.active_sequences())
         await server.set_ready(False)
         await scheduler.drain(settings.drain_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What serves, whatever it is asked through."""
+
+    recorder: Metadata
+    rounds: RoundStore
+    scheduler: Scheduler
+    watcher: WorkerWatcher
+    gateway: Gateway
+
+
+def _core(settings: SchedulerSettings, redis_url: str, tracing: SchedulerTracing | None) -> _Core:
+    recorder = RedisRecorder(redis_url)
+    rounds = RoundStore()
+    readers: list[Reader] = [rounds.read, *([tracing.reader] if tracing else [])]
+    scheduler = _scheduler(settings, recorder, readers)
+    watcher = WorkerWatcher(redis_url, scheduler, static=(*settings.targets, *settings.drafters))
+    gateway = Gateway(scheduler, AcceptRule(settings.accept_rule), grammar_check.check, settings.log_prompts)
+    return _Core(recorder, rounds, scheduler, watcher, gateway)
+
+
+async def _start(core: _Core, settings: SchedulerSettings, stack: AsyncExitStack) -> None:
+    """Records, schedules and looks for workers until the stack is left."""
+    stack.callback(core.rounds.close)
+    for part in (core.recorder, core.scheduler, core.watcher):
+        await part.start()
+        stack.push_async_callback(part.close)
+    for role, addresses in ((Role.TARGET, settings.targets), (Role.DRAFT, settings.drafters)):
+        for worker in addresses:
+            core.scheduler.add_worker(role, worker)
 
 
 def refuse_exposed(settings: SchedulerSettings) -> None:
@@ -192,24 +205,16 @@ async def _redis_url(settings: SchedulerSettings, stack: AsyncExitStack) -> str:
     return url
 
 
-async def _listen(
-    server: Server,
-    settings: SchedulerSettings,
-    gateway: Gateway,
-    scheduler: Scheduler,
-    recorder: Metadata,
-    watcher: WorkerWatcher,
-    rounds: RoundStore,
-) -> str:
+async def _listen(server: Server, settings: SchedulerSettings, core: _Core) -> str:
     """Returns the real address. Raises StartError."""
-    generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(gateway), server.grpc)
+    generation_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(core.gateway), server.grpc)
     control = SchedulerControlServicer(
-        scheduler,
+        core.scheduler,
         __version__,
-        sequences=lambda limit: [_view(record) for record in recorder.running(limit)],
-        metadata_state=lambda: recorder.state,
-        leases=watcher.leases,
-        rounds=rounds,
+        sequences=lambda limit: [_view(record) for record in core.recorder.running(limit)],
+        metadata_state=lambda: core.recorder.state,
+        leases=core.watcher.leases,
+        rounds=core.rounds,
     )
     control_grpc.add_ControlServiceServicer_to_server(control, server.grpc)
     try:
@@ -219,6 +224,23 @@ async def _listen(
             f"port {settings.grpc_port} on {settings.grpc_host} is taken: choose another one with --grpc-port"
         ) from error
     return address
+
+
+async def _listen_http(
+    settings: SchedulerSettings, core: _Core, tracing: SchedulerTracing | None, stack: AsyncExitStack
+) -> str:
+    """Until the stack is left. Returns the real URL. Raises StartError."""
+    from services.http.process import http_server  # imported late: `outrider up` needs `refuse_exposed` alone
+    from services.http.ui_events import StatusBoard
+    from services.http.ui_routes import UiRoutes
+
+    scheduler = core.scheduler
+    ui = UiRoutes(core.gateway, core.rounds, StatusBoard(scheduler, core.rounds, core.watcher.leases))
+    calls = tracing.calls if tracing else None
+    http = http_server(settings, core.gateway, lambda: scheduler.ready, metrics.render, ui, calls)
+    url = await http.start()
+    stack.push_async_callback(http.close, LAST_CALLS_SECONDS)
+    return url
 
 
 def _view(record: SequenceRecord) -> SequenceView:

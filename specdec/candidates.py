@@ -83,12 +83,14 @@ class CandidateTree:
     @property
     def draft_length(self) -> int:
         """Candidates on the longest path."""
-        return len(self) if self.is_chain else max(self.depths) + 1
+        return len(self.token_ids) if self.is_chain else max(self.depths) + 1
 
     @property
     def certainty(self) -> float:
         """The product of the drafter's confidences down the likeliest path; 1 if it does not say."""
-        return math.prod(self.confidences[i] for i in self._first_children()) if self.confidences else 1.0
+        if not self.confidences or self.is_chain:  # most are
+            return math.prod(self.confidences)
+        return math.prod(self.confidences[i] for i in self._first_children())
 
     @property
     def likeliest_path(self) -> Sequence[int]:
@@ -202,17 +204,18 @@ class CandidateTree:
 
     def validate(self, vocabulary_size: int) -> None:
         """Raises `InvalidCandidates` unless this is a tree of at most `MAX_CANDIDATES` ids in [0, vocabulary_size)."""
-        if len(self.token_ids) != len(self.parents):
-            raise InvalidCandidates(f"candidates: {len(self.token_ids)} token_ids but {len(self.parents)} parents")
-        if self.confidences and len(self.confidences) != len(self):
-            raise InvalidCandidates(f"candidates: {len(self)} token_ids but {len(self.confidences)} confidences")
-        if self.confidences and any(not 0 <= confidence <= 1 for confidence in self.confidences):
+        ids, count = self.token_ids, len(self.token_ids)
+        if count != len(self.parents):
+            raise InvalidCandidates(f"candidates: {count} token_ids but {len(self.parents)} parents")
+        if self.confidences and len(self.confidences) != count:
+            raise InvalidCandidates(f"candidates: {count} token_ids but {len(self.confidences)} confidences")
+        if [confidence for confidence in self.confidences if not 0 <= confidence <= 1]:
             raise InvalidCandidates("candidates.confidences must be in [0, 1]")
-        if len(self) > MAX_CANDIDATES:
-            raise InvalidCandidates(f"candidates: {len(self)} in one block, at most {MAX_CANDIDATES}")
-        if self.is_chain and (not self.token_ids or 0 <= min(self.token_ids) <= max(self.token_ids) < vocabulary_size):
+        if count > MAX_CANDIDATES:
+            raise InvalidCandidates(f"candidates: {count} in one block, at most {MAX_CANDIDATES}")
+        if self.is_chain and (not ids or 0 <= min(ids) <= max(ids) < vocabulary_size):
             return  # most are
-        for i, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+        for i, (token_id, parent) in enumerate(zip(ids, self.parents, strict=True)):
             if not 0 <= token_id < vocabulary_size:
                 raise InvalidCandidates(f"candidates.token_ids[{i}] is {token_id}, must be in [0, {vocabulary_size})")
             if not ROOT <= parent < i:

@@ -40,6 +40,9 @@ def commit(log_length: int, token_ids: Sequence[int], stop: StopConditions, cont
 
     log_length: tokens before the block. The stop token itself is committed; nothing behind it is.
     """
+    end = log_length + len(token_ids)
+    if end < stop.max_length and end < context_length and stop.stop_token_ids.isdisjoint(token_ids):
+        return CommittedTokens(tuple(token_ids), None)  # most go on
     for count, token_id in enumerate(token_ids, start=1):
         length = log_length + count
         if token_id in stop.stop_token_ids and length > stop.min_length:

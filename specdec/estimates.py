@@ -38,8 +38,11 @@ class RunningMean:
         self._deviation += self._rate * (abs(error) - self._deviation)
 
     def clipped(self, value: float) -> float:
-        limit = _CLIP * self._deviation + 0.02 * abs(self.mean)
-        return min(max(value, self.mean - limit), self.mean + limit)
+        mean = self.mean
+        limit = _CLIP * self._deviation + 0.02 * abs(mean)
+        if value > mean + limit:
+            return mean + limit
+        return mean - limit if value < mean - limit else value
 
     def fade(self, keep: float) -> None:
         """Back towards 0, for what has not been observed for long."""
@@ -119,7 +122,9 @@ class Curve:
         return bucket.y.count if bucket else 0
 
     def observe(self, x: float, y: float, z: float = 0.0) -> None:
-        bucket = self._buckets.setdefault(_number(x), _Bucket())
+        bucket = self._buckets.get(_number(x))
+        if bucket is None:
+            bucket = self._buckets[_number(x)] = _Bucket()
         if bucket.y.count >= _TRUSTED_AFTER:
             dz, dy = z - bucket.z.mean, bucket.y.clipped(y) - bucket.y.mean
             self._covariance += _SLOPE_RATE * (dz * dy - self._covariance)

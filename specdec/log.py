@@ -56,7 +56,7 @@ class Log:
         del self._digests[length + 1 :]
 
     def place(self, base_length: int, prefix_digest: bytes) -> Place:
-        if base_length > len(self):
+        if base_length > len(self.token_ids):
             return Place.BEYOND
         return Place.HERE if self._digests[base_length] == prefix_digest else Place.STALE
 

@@ -93,11 +93,12 @@ def outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome
 
 
 def _chain_outcome(candidates: CandidateTree, token_ids: Sequence[int]) -> BlockOutcome | None:
-    sure = candidates.confidences or (None,) * len(candidates)
-    trials: list[Trial] = []
-    for token_id, candidate, confidence in zip(token_ids, candidates.token_ids, sure, strict=False):
-        right = token_id == candidate
-        trials.append(Trial(0 if right else None, 1, confidence))
-        if not right:
-            return BlockOutcome(tuple(trials))
-    return BlockOutcome(tuple(trials), full=True) if len(trials) == len(candidates) else None
+    proposed, sure = candidates.token_ids, candidates.confidences or (None,) * len(candidates)
+    right = 0
+    for token_id, candidate in zip(token_ids, proposed, strict=False):
+        if token_id != candidate:
+            return BlockOutcome((*[Trial(0, 1, each) for each in sure[:right]], Trial(None, 1, sure[right])))
+        right += 1
+    if right < len(proposed):
+        return None
+    return BlockOutcome(tuple([Trial(0, 1, each) for each in sure]), full=True)

@@ -23,7 +23,7 @@ TREE = CandidateTree((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (-1, -1, 0, 0, 1, 
 SLOW_CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17, 20, 23, 24, 29, 31, 32, 33, 37, 40)
 
 
-RUNNERS = ["Llama-fp32-compiled", "Qwen2-bf16-compiled", "Llama-bf16-sdpa", "Qwen2-fp32-sdpa"]
+RUNNERS = ["Llama-fp32-compiled", "Qwen2-bf16-compiled", "Qwen2-bf16-tiled", "Llama-bf16-sdpa", "Qwen2-fp32-sdpa"]
 
 
 @pytest.fixture(params=RUNNERS, scope="module")

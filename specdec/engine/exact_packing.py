@@ -11,12 +11,12 @@ from specdec.engine.attention import TileAttention
 from specdec.engine.layout import LARGE_KEYS, SMALL_KEYS
 from specdec.engine.model import Segment
 from specdec.engine.numeric_noise import PREFIX_LENGTH, ROWS, fed_logits, opened
-from specdec.engine.packing import PADDED, SINGLE, TILE, Packing
+from specdec.engine.packing import ALONE, PADDED, SINGLE, TILE, Packing
 from specdec.engine.runner import KvShape, ModelRunner, ranks_of
 
 COMPARED_ROWS = 40
 """In the forward that others of fewer rows must equal."""
-COMPARED_COUNTS = (5, 6, 7, 13, 18, 31)
+COMPARED_COUNTS = (1, 5, 6, 7, 13, 18, 31)
 """Every way to be no multiple of 4, with few rows and with many."""
 _COMPARED_KEYS = (*range(SMALL_KEYS, LARGE_KEYS + 1, SMALL_KEYS), 2 * LARGE_KEYS, 5 * LARGE_KEYS)
 """Whose attention is compared in small tiles and whole ones."""
@@ -33,7 +33,7 @@ def exact_packing(runner: ModelRunner, token_ids: Sequence[int]) -> Packing:
         return PADDED
     before = runner.packing
     try:
-        runner.packing = packing = SINGLE
+        runner.packing = packing = ALONE if runner.is_tiled else SINGLE
         whole = _from_start(runner, token_ids[:COMPARED_ROWS])
         if not all(torch.equal(_from_start(runner, token_ids[:count]), whole[:count]) for count in COMPARED_COUNTS):
             runner.packing = packing = PADDED

@@ -65,11 +65,17 @@ def fuse_linears(model: Any) -> int:
     return count
 
 
+def shared_linear(*linears: nn.Module) -> nn.Module | None:
+    """The layer that the linear layers of a fused group are parts of."""
+    first = linears[0]
+    return first.fused.whole if isinstance(first, LinearPart) else None
+
+
 def joined(*linears: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """What gives the outputs of all the linear layers for the same rows, side by side, [rows, sum of out_features]."""
-    first = linears[0]
-    if isinstance(first, LinearPart):
-        whole: Callable[[torch.Tensor], torch.Tensor] = first.fused.whole.forward
+    shared = shared_linear(*linears)
+    if shared is not None:
+        whole: Callable[[torch.Tensor], torch.Tensor] = shared.forward
         return whole
     return lambda rows: torch.cat([linear(rows) for linear in linears], dim=-1)
 

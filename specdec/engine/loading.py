@@ -13,7 +13,6 @@ from specdec.engine import attention as attention_seam
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.graphs import CudaCapture
-from specdec.engine.packed_linear import pack_linears
 from specdec.engine.packing import LOOSE, PADDED
 from specdec.engine.parallel import ParallelRunner, is_leader, join_ranks, read_parallel
 from specdec.engine.quantization import Rounding, choose_rounding, round_runner
@@ -69,7 +68,7 @@ def load(
         exact=not drafts,
     )
     if tensor_parallel == 1 and rounding is Rounding.NONE:
-        pack_linears(model)  # behind the runner, which fuses what can be: before its first forward
+        runner.pack_linears()
     if self_test:
         runner.numeric_noise = _tested(runner)
     if rounding is not Rounding.NONE:  # after the test, which compares with the stock forward

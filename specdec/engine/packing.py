@@ -33,4 +33,6 @@ PADDED = Packing(LEAST_ROWS, row_multiple=4)
 """Exact wherever a CPU was tried."""
 SINGLE = Packing(LEAST_ROWS, row_multiple=1)
 """Exact in some arithmetic (oneDNN's in bf16, 8-bit integers) and not in all (MKL's in fp32 on two threads)."""
+ALONE = Packing(1, row_multiple=1)
+"""Exact where products are our own."""
 LOOSE = Packing(1, row_multiple=1, few_tile=1, exact=False)

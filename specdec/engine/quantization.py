@@ -14,7 +14,6 @@ from specdec.engine.int4_linear import can_round, round_linears
 from specdec.engine.int8_linear import can_round_to_int8, round_linears_to_int8
 from specdec.engine.model import Segment
 from specdec.engine.numeric_noise import numeric_noise
-from specdec.engine.packed_linear import pack_linears
 from specdec.engine.runner import ModelRunner
 from specdec.log import Log
 
@@ -72,8 +71,7 @@ def round_runner(runner: ModelRunner, rounding: Rounding, self_test: bool = True
         runner.linears_changed()
         if before is not None:
             check_rounded(runner, before)
-    pack_linears(runner.model)
-    runner.linears_changed()
+    runner.pack_linears()
 
 
 def check_rounded(runner: ModelRunner, before: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from specdec.engine.chain_forward import ChainForward
 from specdec.engine.graphs import Capture
 from specdec.engine.layout import Ints, SequenceRows, is_chain, pack
 from specdec.engine.model import Segment
+from specdec.engine.packed_linear import pack_linears
 from specdec.engine.packing import PADDED, Packing
 from specdec.engine.varlen import PagedAttention
 from specdec.log import Log
@@ -131,6 +132,18 @@ class ModelRunner:
     def is_compiled(self) -> bool:
         return self._decoder is not None
 
+    @property
+    def is_tiled(self) -> bool:
+        """Whether products of bf16 are our own too (see `specdec.engine.compiled.products`)."""
+        return self._decoder is not None and self._decoder.is_tiled
+
+    def pack_linears(self) -> None:
+        """Lays the weights of plain linear layers out as they are read fastest. To be called before the first forward,
+        and after others were exchanged."""
+        if self._decoder is None or not self._decoder.tile_linears():
+            pack_linears(self.model)
+        self.linears_changed()
+
     def use_stock_layers(self) -> None:
         """Those of the model, from the next forward on."""
         self._decoder = None
@@ -214,8 +227,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run_compiled(self, decoder: CompiledDecoder, rows: list[SequenceRows], wanted: list[int]) -> torch.Tensor:
         """As `_run`, with layers of our own."""
-        logits = decoder.run(rows, wanted, self.packing)
-        return logits[: len(wanted), : self.vocabulary_size].float()
+        return decoder.run(rows, wanted, self.packing, self.vocabulary_size)
 
     @torch.inference_mode()
     def _run_chains(self, chains: ChainForward, rows: list[SequenceRows], wanted: list[int]) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
+from specdec.engine.compiled.vectors import multiplies_bf16
 from specdec.engine.loading import build_runner
 from specdec.engine.model import Segment
 from specdec.engine.runner import ModelRunner
@@ -46,7 +48,19 @@ def tiny_from(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def tiny_runner(model: Any, *, kv_memory: int = 2**24, attention: str = "auto", max_context: int = 768) -> ModelRunner:
-    return build_runner(model, name="tiny", kv_memory=kv_memory, implementation=attention, max_context=max_context)
+    """attention: as in the settings, or `tiled`: with products of our own too; the test is skipped where they cannot
+    be."""
+    tiled = attention == "tiled"
+    if tiled and not multiplies_bf16():
+        pytest.skip("this CPU does not multiply bf16")
+    implementation = "compiled" if tiled else attention
+    runner = build_runner(
+        model, name="tiny", kv_memory=kv_memory, implementation=implementation, max_context=max_context
+    )
+    if tiled:
+        runner.pack_linears()
+        assert runner.is_tiled
+    return runner
 
 
 def draw_tokens(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[int]:

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from specdec.engine.compiled import kernels
 from specdec.engine.compiled.row_threads import RowThreads
 from specdec.engine.compiled.rows import PackedRows, pack_rows
+from specdec.engine.compiled.team import Team
+from specdec.engine.compiled.tiled_layers import TiledLayers
+from specdec.engine.compiled.tiled_linear import tile_linears
 from specdec.engine.fused_linear import fuse_linears, joined
 from specdec.engine.layout import SequenceRows
 from specdec.engine.packing import Packing
@@ -86,22 +89,41 @@ class CompiledDecoder:
         self._attended_width: int = model.model.layers[0].self_attn.o_proj.in_features
         self._gated_width: int = model.config.intermediate_size
         self._layers: list[_Layer] = []
+        self._team = Team()
+        self._tiled: TiledLayers | None = None
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether all is one kernel, and a row has the same bits in any number of rows."""
+        return self._tiled is not None
 
     def linears_changed(self) -> None:
         """To be called when linear layers of the model were exchanged for others."""
         self._layers = []
+        self._tiled = TiledLayers.of(self._model, self._kv, self._team)
+
+    def tile_linears(self) -> bool:
+        """Puts the weights of all linear layers into tiles, where that works; then nothing else has to pack them."""
+        if not tile_linears(self._model, self._team):
+            return False
+        self.linears_changed()
+        return True
 
     @torch.inference_mode()
-    def run(self, sequences: Sequence[SequenceRows], wanted: Sequence[int], packing: Packing) -> torch.Tensor:
-        """Logits of the wanted packed rows and those that pad them, [wanted or more, vocab], in the model's dtype."""
+    def run(
+        self, sequences: Sequence[SequenceRows], wanted: Sequence[int], packing: Packing, vocabulary_size: int
+    ) -> torch.Tensor:
+        """Logits of the wanted packed rows, [wanted, vocabulary_size], float32."""
         rows = pack_rows(sequences, packing)
         hidden = self._model.model.embed_tokens(torch.from_numpy(rows.tokens.token_ids))  # [rows, width]
         positions = torch.from_numpy(rows.tokens.positions)[None]
         cosine, sine = self._model.model.rotary_emb(hidden, positions)  # [1, rows, dim]
+        if self._tiled is not None:
+            return self._tiled.run(hidden, cosine[0], sine[0], rows, wanted, vocabulary_size)
         normalized = self._run_layers(hidden, elements(cosine[0]), elements(sine[0]), rows)
         padding = [0] * (packing.rows(len(wanted)) - len(wanted))
         logits: torch.Tensor = self._model.lm_head(normalized[torch.tensor([*wanted, *padding])])
-        return logits
+        return logits[: len(wanted), :vocabulary_size].float()
 
     def _run_layers(
         self, hidden: torch.Tensor, cosine: kernels.Elements, sine: kernels.Elements, rows: PackedRows

@@ -1,0 +1,224 @@
+"""Products and attention of our own in bf16 compute what torch does, and a row the same bits whatever is beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specdec.engine.compiled import tiled_layers, tiled_linear
+from specdec.engine.compiled.compiling import compiled
+from specdec.engine.compiled.kernels import Elements, Ints
+from specdec.engine.compiled.products import in_panels
+from specdec.engine.compiled.team import Crew, Team, claim, meet
+from specdec.engine.compiled.tiled_attention import attend_heads
+from specdec.engine.compiled.tiled_linear import TiledLinear
+from specdec.engine.compiled.vectors import multiplies_bf16
+from specdec.engine.packed_linear import PackedLinear
+from specdec.engine.packing import ALONE
+from specdec.engine.runner import ModelRunner
+from tools.engine import draw_tokens, feed_in_chunks, tiny_model, tiny_runner
+
+pytestmark = pytest.mark.skipif(not multiplies_bf16(), reason="this CPU does not multiply bf16")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": None},
+    "Qwen2": {},
+    "Llama-wide": {"head_dim": 64},
+}
+
+
+def drawn(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def linear_of(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias, dtype=torch.bfloat16)
+    linear.weight.data = drawn(outputs, inputs, seed=1)
+    if bias:
+        linear.bias.data = drawn(outputs, seed=2)
+    return linear.requires_grad_(False)
+
+
+@pytest.fixture(params=[1, 3], ids=["one_thread", "three_threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Shares even the smallest work."""
+    count: int = request.param
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    monkeypatch.setattr(tiled_linear, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(tiled_layers, "FEW_PRODUCTS", 0)
+    return count
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(96, 64, False), (34, 200, True), (2, 7, True)])
+def test_a_product_is_torchs_to_rounding(inputs: int, outputs: int, bias: bool, threads: int) -> None:
+    linear, rows = linear_of(inputs, outputs, bias), drawn(2, 7, inputs)
+    exact = functional.linear(rows.double(), linear.weight.double(), linear.bias.double() if bias else None)
+    ours = TiledLinear(linear, Team())(rows)
+    assert ours.shape == (2, 7, outputs)
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=2**-8 * inputs**0.5 / 8)
+
+
+def test_a_row_has_the_same_bits_in_any_number_of_rows(threads: int) -> None:
+    tiled, rows = TiledLinear(linear_of(192, 130, True), Team()), drawn(20, 192)
+    whole = tiled(rows)
+    for count in range(1, 20):
+        assert torch.equal(tiled(rows[:count]), whole[:count])
+        assert torch.equal(tiled(rows[count:]), whole[count:])
+
+
+def test_a_weight_without_pairs_of_inputs_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 inputs has no pairs"):
+        in_panels(drawn(4, 7))
+
+
+def tiny(kind: str, dtype: torch.dtype) -> Any:
+    return tiny_model(kind.partition("-")[0], dtype, **KINDS[kind])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def runner(kind: str) -> ModelRunner:
+    return tiny_runner(tiny(kind, torch.bfloat16), attention="tiled")
+
+
+def test_the_layers_are_as_near_to_exact_ones_as_torchs(kind: str, runner: ModelRunner, threads: int) -> None:
+    token_ids = draw_tokens(150)
+    exact = feed_in_chunks(tiny_runner(tiny(kind, torch.float32), attention="sdpa"), token_ids, 150)
+    torchs = feed_in_chunks(tiny_runner(tiny(kind, torch.bfloat16), attention="sdpa"), token_ids, 31)
+    ours = feed_in_chunks(runner, token_ids, 31)
+    assert (ours - exact).abs().mean() < 1.1 * (torchs - exact).abs().mean()
+
+
+def test_a_row_has_the_same_bits_however_it_is_fed(runner: ModelRunner, threads: int) -> None:
+    token_ids = draw_tokens(90)
+    runner.packing = ALONE
+    whole = feed_in_chunks(runner, token_ids, 90)
+    for chunk in (1, 2, 5, 6, 7, 13):
+        assert torch.equal(feed_in_chunks(runner, token_ids, chunk), whole)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (5, 1, 64), (9, 3, 128), (7, 7, 80)])
+def test_attention_in_registers_is_attention(heads: int, kv_heads: int, dim: int) -> None:
+    keys, values, query = drawn(50, kv_heads, dim, seed=1), drawn(50, kv_heads, dim, seed=2), drawn(heads, dim)
+    slots = np.arange(1, 50, 3)
+    attended = torch.zeros(1, heads * dim).bfloat16()
+    attend_one(
+        query.reshape(1, -1).view(torch.uint16).numpy(), keys.view(torch.uint16).numpy(),
+        values.view(torch.uint16).numpy(), slots, dim**-0.5, attended.view(torch.uint16).numpy(),
+    )  # fmt: skip
+    fold = heads // kv_heads
+    expected = functional.scaled_dot_product_attention(
+        query[:, None].double(),
+        keys[slots].transpose(0, 1).repeat_interleave(fold, 0).double(),
+        values[slots].transpose(0, 1).repeat_interleave(fold, 0).double(),
+    )
+    torch.testing.assert_close(attended.view(heads, 1, dim).double(), expected, rtol=2**-8, atol=2**-10)
+
+
+@compiled
+def attend_one(
+    query: Elements, keys: Elements, values: Elements, slots: Ints, scaling: float, attended: Elements
+) -> None:
+    _, kv_heads, dim = keys.shape
+    fold = attended.shape[1] // dim // kv_heads
+    asked, mixed = np.empty((fold, dim), np.float32), np.empty((fold, dim), np.float32)
+    scores = np.empty((fold, len(slots) + 3), np.float32)
+    for head in range(kv_heads):
+        attend_heads(query, keys, values, slots, scaling, asked, scores, mixed, attended, 0, head)
+
+
+def test_what_is_no_number_stays_in_its_sequence(runner: ModelRunner, threads: int) -> None:
+    """And is seen there."""
+    with torch.inference_mode():
+        runner.model.model.embed_tokens.weight[3] = torch.nan
+    token_ids = [1, 2, 3, 4]
+    logits = feed_in_chunks(runner, token_ids, 4)
+    assert logits.isnan().any(dim=-1).tolist() == [False, False, True, True]
+
+
+def test_without_the_instructions_other_layouts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_linear, "multiplies_bf16", lambda: False)
+    runner = tiny_runner(tiny_model("Llama", torch.bfloat16))
+    runner.pack_linears()
+    assert not runner.is_tiled
+    assert any(isinstance(module, PackedLinear) for module in runner.model.modules())
+
+
+def test_products_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(rows: Elements, weights: int, bias: Any, outputs: Elements, counters: Ints, threads: int) -> None:
+        outputs[:] = rows[:, :1]
+
+    monkeypatch.setattr(tiled_linear, "multiply", wrong)
+    runner = tiny_runner(tiny_model("Llama", torch.bfloat16))
+    runner.pack_linears()
+    assert not runner.is_tiled
+
+
+@compiled
+def write_in_turn(seen: Ints, rounds: int, counters: Ints, threads: int) -> None:
+    """Each round claims every place once, and reads what others wrote in the one before."""
+    crew = Crew(counters, np.ones(1, np.int64), threads)
+    for number in range(rounds):
+        place = claim(crew)
+        while place < seen.shape[1]:
+            seen[number, place] = 1 if number == 0 else seen[number - 1, -1 - place] + 1
+            place = claim(crew)
+        meet(crew)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_team_does_every_piece_once_and_waits_for_the_last(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than cores, so some lose theirs at any point."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    seen = np.zeros((500, 7), np.int64)
+    Team().run(500, write_in_turn, seen, 500)
+    assert (seen == np.arange(1, 501)[:, None]).all()
+
+
+def test_other_threads_run_while_a_team_computes() -> None:
+    """A kernel must not hold the interpreter: a worker answers health checks meanwhile."""
+    ticks: list[int] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    Team().run(2_000, write_in_turn, np.zeros((2_000, 999), np.int64), 2_000)
+    done.set()
+    thread.join()
+    assert len(ticks) > 1
+
+
+@pytest.mark.slow
+def test_kernels_from_the_cache_give_the_bits_of_those_just_compiled(tmp_path: Path) -> None:
+    code = """
+import hashlib, torch
+from tools.engine import draw_tokens, feed_in_chunks, tiny_model, tiny_runner
+logits = feed_in_chunks(tiny_runner(tiny_model("Qwen2", torch.bfloat16), attention="tiled"), draw_tokens(60), 20)
+print(hashlib.sha256(logits.numpy().tobytes()).hexdigest())
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment, capture_output=True)
+        for _ in range(2)
+    )
+    assert first.stdout == second.stdout != b""

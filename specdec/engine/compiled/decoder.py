@@ -123,7 +123,7 @@ class CompiledDecoder:
         normalized = self._run_layers(hidden, elements(cosine[0]), elements(sine[0]), rows)
         padding = [0] * (packing.rows(len(wanted)) - len(wanted))
         logits: torch.Tensor = self._model.lm_head(normalized[torch.tensor([*wanted, *padding])])
-        return logits[: len(wanted), :vocabulary_size].float()
+        return _widened(logits[: len(wanted), :vocabulary_size])
 
     def _run_layers(
         self, hidden: torch.Tensor, cosine: kernels.Elements, sine: kernels.Elements, rows: PackedRows
@@ -181,3 +181,12 @@ class CompiledDecoder:
             scaling=float(attention.scaling),
             next_norm=elements(next_norm.weight.detach()),
         )
+
+
+def _widened(logits: torch.Tensor) -> torch.Tensor:
+    """float32. One row in bf16 is done before torch has woken its other threads for it."""
+    if logits.dtype != torch.bfloat16 or len(logits) > 1:
+        return logits.float()
+    wide = logits.view(torch.int16).numpy().astype(np.int32)
+    wide <<= 16
+    return torch.from_numpy(wide).view(torch.float32)

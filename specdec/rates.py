@@ -197,12 +197,13 @@ class Acceptance:
         self._drift()
         self._proposes.observe(bool(outcome.trials))
         self._drafter.observe_proposed(bool(outcome.trials))
-        expected, anything = self.rate, self._drafter.levels
+        expected = self.rate
+        changed = [_CHANGES * other for other in self._drafter.levels]
         for trial in outcome.trials:
             seen = LEVELS if trial.rank == 0 else _MISSES
             levels = [
-                ((1 - _CHANGES) * level + _CHANGES * other) * chance
-                for level, other, chance in zip(self._levels, anything, seen, strict=True)
+                ((1 - _CHANGES) * level + other) * chance
+                for level, other, chance in zip(self._levels, changed, seen, strict=True)
             ]
             total = sum(levels)
             self._levels = [level / total for level in levels]

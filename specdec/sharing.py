@@ -53,7 +53,7 @@ def share(
     expected, rows = float(count), float(count)
     seconds = max(verify(rows), _SHORTEST)
     plain_rate, best = expected / seconds, 0.0
-    longest = drafting = 0
+    longest, drafting, waiting = 0, 0, 0.0
     order: list[int] = []
     found: list[tuple[float, float]] = []
     while chances and count + len(order) < budget:
@@ -61,8 +61,10 @@ def share(
         member = members[i]
         expected, rows = expected - chance * member.proposes, rows + member.proposes
         order.append(i)
-        longest, drafting = max(longest, depth + 1), drafting + (depth == 0)
-        taken = max(verify(rows) + wait(longest, drafting), _SHORTEST)
+        if depth == 0 or depth == longest:  # else what is waited for stays as it is
+            longest, drafting = max(longest, depth + 1), drafting + (depth == 0)
+            waiting = wait(longest, drafting)
+        taken = max(verify(rows) + waiting, _SHORTEST)
         found.append((expected / (taken * (1 + stretch)), taken))
         best = max(best, found[-1][0])
         if found[-1][0] < _HOPELESS * best:

@@ -107,3 +107,14 @@ def test_certainty_learns_what_confidence_means() -> None:
     assert (known_at_first, certainty.known) == (False, True)
     assert certainty.exponent == pytest.approx(0.5, abs=0.15)
     assert certainty.threshold(0.8) == pytest.approx(0.64, abs=0.08)
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_looking_for_candidates_leaves_the_models_row_as_it_was(width: int) -> None:
+    """Equal logits and forbidden tokens among the highest too, where one place is looked at twice."""
+    logits = torch.tensor([[2.0, -torch.inf, 2.0, -torch.inf, 1.0, -torch.inf]])
+    before = logits.clone()
+    growth = Growth.of(_job(GREEDY, width=width))
+    growth.extend(logits)
+    assert torch.equal(logits, before)
+    assert growth.tree().token_ids == (0, 2, 4)[:width]

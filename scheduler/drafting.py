@@ -107,7 +107,9 @@ class Drafting:
         nothing to verify until one comes."""
         if self.worker is None:
             return
-        drafted_itself, self._draft_length = self._draft_length, plan.draft_length
+        # What it was asked for last and has not sent, it may not have drafted: a probe may be given up.
+        drafted_itself = 0 if self._asked is not None and plan.window == 1 else self._draft_length
+        self._draft_length = plan.draft_length
         patience = self.patience()
         opening = self._told == 0
         if opening:

@@ -19,6 +19,8 @@ _LOOK_AGAIN = 256
 """Steps without a plain one after which one is made, to know what it costs now."""
 _LOOK_FOR = 32
 """If others always speculate in the same forward there is none: then it is not waited for longer."""
+_IN_VAIN = 8
+"""Times that a drafter must have been waited for before it is taken to have nothing at all."""
 _VARY, _VARY_EARLY = 16, 4
 _RETRY_FADE, _WAIT_FADE = 0.995, 0.998
 """What was learned of a way of working fades by this per round that works another way, so that it is tried again."""
@@ -187,6 +189,7 @@ class DrafterModel:
         self._probe_after = 0.0
         self.wait_overhead = RunningMean()
         """Of a stop-and-wait round, besides verify, draft and link; so of the next three."""
+        self._waits = 0
         self.step_overhead = RunningMean()
         """Without rounds that missed a forward."""
         self.hit_overhead = RunningMean()
@@ -194,8 +197,8 @@ class DrafterModel:
 
     @property
     def known(self) -> bool:
-        """It has been waited for, though perhaps it had nothing to propose."""
-        return self._curve.known or self.wait_overhead.count > 0
+        """It has drafted, or has been waited for in vain so often that it looks as if it never would."""
+        return self._curve.known or self._waits >= _IN_VAIN
 
     @property
     def link(self) -> float:
@@ -212,6 +215,7 @@ class DrafterModel:
 
     def observe_wait(self, overhead: float, verify: float) -> None:
         """Of a round that waited for its block. verify: seconds of a forward of few rows."""
+        self._waits += 1
         self.wait_overhead.observe(overhead)
         if overhead < verify / 2:
             self.step_overhead.observe(overhead)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
-SHORTEST = 8
-LONGEST = 16
+FIRST = 8
+LATER = 16
+"""Tokens before a probe, on the average: the first, and one behind one that failed."""
 _LENGTH = 4
 _COST_SHARE = 0.5
 _SHARES = ((8, 0.04), (32, 0.02), (128, 0.01), (512, 0.005))
@@ -34,7 +36,8 @@ class Probing:
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
-        self._left = self._interval
+        self._random = random.Random(failures)
+        self._left = self._about(self._interval)
         self._unanswered: int | None = None
         self.urgent = False
         """The latest one said that it may pay again: the next one is made at once."""
@@ -58,7 +61,7 @@ class Probing:
             self._left -= tokens
             return
         self._unanswered += tokens
-        if self._unanswered > 4 * LONGEST:
+        if self._unanswered > 4 * LATER:
             self.failed()
 
     def promising(self) -> None:
@@ -71,8 +74,13 @@ class Probing:
         """Nothing to gain."""
         self._unanswered = None
         self.failures += 1
-        self._left = self._interval
+        self._left = self._about(self._interval)
+
+    def _about(self, tokens: int) -> int:
+        """Up to a quarter more or less: even steps through a text that repeats itself would always meet the same
+        place."""
+        return self._random.randint(tokens - tokens // 4, tokens + tokens // 4)
 
     @property
     def _interval(self) -> int:
-        return LONGEST if self.failures else SHORTEST
+        return LATER if self.failures else FIRST

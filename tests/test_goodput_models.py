@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
@@ -10,7 +11,7 @@ from specdec.candidates import CandidateTree
 from specdec.costs import DrafterModel, TargetModel, TargetStep
 from specdec.estimates import Curve, RunningMean
 from specdec.observations import BlockOutcome, Trial, outcome
-from specdec.probing import LONGEST, SHORTEST, Probing, probe_length
+from specdec.probing import FIRST, LATER, Probing, probe_length
 from specdec.rates import Acceptance, DrafterAcceptance
 
 
@@ -138,19 +139,28 @@ def test_the_log_decides_about_a_block_once_it_is_long_enough() -> None:
     assert outcome(tree, [6]) == BlockOutcome((Trial(None, 2),))
 
 
-def test_probes_are_apart_and_a_promising_one_is_followed_at_once() -> None:
+def _tokens_until_due(probing: Probing) -> int:
+    tokens = 0
+    while not probing.due:
+        probing.passed(1)
+        tokens += 1
+    probing.started()
+    assert probing.waiting
+    return tokens
+
+
+def test_probes_are_apart_by_uneven_steps_and_a_promising_one_is_followed_at_once() -> None:
+    """Even steps through a text that repeats itself would always meet the same place."""
     probing = Probing()
+    first = _tokens_until_due(probing)
     waits = []
-    for _ in range(3):
-        tokens = 0
-        while not probing.due:
-            probing.passed(1)
-            tokens += 1
-        waits.append(tokens)
-        probing.started()
-        assert probing.waiting
+    for _ in range(60):
         probing.failed()
-    assert waits == [SHORTEST, LONGEST, LONGEST]
+        waits.append(_tokens_until_due(probing))
+    assert 0.75 * FIRST <= first <= 1.25 * FIRST
+    assert min(waits) >= 0.75 * LATER
+    assert statistics.mean(waits) == pytest.approx(LATER, rel=0.1)
+    assert {wait % 8 for wait in waits} == set(range(8))
     probing.promising()
     assert probing.due
     assert probing.urgent
@@ -185,7 +195,7 @@ def test_a_probe_that_holds_nobody_up_may_be_followed_by_another() -> None:
 def test_a_probe_that_is_never_answered_is_given_up() -> None:
     probing = Probing()
     probing.started()
-    for _ in range(4 * LONGEST + 1):
+    for _ in range(4 * LATER + 1):
         probing.passed(1)
     assert not probing.waiting
 

@@ -14,7 +14,7 @@ from specdec.decision import Decision
 from specdec.estimates import Knots
 from specdec.params import SamplingParams
 from tools.virtual_system import PLAIN, seconds, virtual_system
-from tools.virtual_text import Luck, begins_to_copy, by_phase, copying, mixed, steady
+from tools.virtual_text import Luck, begins_to_copy, by_phase, copying, mixed, repeating, steady
 from tools.virtual_time import run_virtually
 from tools.virtual_workers import Costs
 
@@ -124,6 +124,13 @@ def test_a_drafter_that_has_never_anything_to_propose_is_soon_waited_for_no_more
     nothing = copying(0.9, 0.0)
     plain = sum(seconds(QUICK, nothing, batch, 2, TOKENS, PLAIN))
     assert plain / sum(seconds(QUICK, nothing, batch, 2, TOKENS)) >= 0.97
+
+
+def test_a_text_that_repeats_itself_in_even_steps_is_seen_to() -> None:
+    """Three tokens in eight can be copied; probes in even steps would meet the other five for ever."""
+    lines = repeating(8, 3)
+    plain = sum(seconds(QUICK, lines, 1, 8, TOKENS, PLAIN))
+    assert plain / sum(seconds(QUICK, lines, 1, 8, TOKENS)) >= 1.05
 
 
 def test_a_small_batch_that_copies_gains_though_its_forwards_are_quick() -> None:

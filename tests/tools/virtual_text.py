@@ -90,6 +90,16 @@ def begins_to_copy(first: int, spread: int) -> Luck:
     return luck
 
 
+def repeating(period: int, copied: int) -> Luck:
+    """Lines of `period` tokens; a drafter that looks text up finds the last `copied` of each, and then goes wrong once
+    the line ends."""
+
+    def luck(prompt: int, position: int) -> Guess | None:
+        return Guess(True) if position % period >= period - copied else None
+
+    return luck
+
+
 def chain(luck: Luck, prompt: int, position: int, length: int) -> Sequence[tuple[int, Guess]]:
     """Candidates from `position` on."""
     found: list[tuple[int, Guess]] = []

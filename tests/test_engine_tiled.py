@@ -21,10 +21,11 @@ from specdec.engine.compiled.kernels import Elements, Ints
 from specdec.engine.compiled.products import in_panels
 from specdec.engine.compiled.team import Crew, Team, claim, meet
 from specdec.engine.compiled.tiled_attention import attend_heads
-from specdec.engine.compiled.tiled_linear import TiledLinear
+from specdec.engine.compiled.tiled_linear import RoundedTiledLinear, TiledLinear
 from specdec.engine.compiled.vectors import multiplies_bf16
+from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
 from specdec.engine.packed_linear import PackedLinear
-from specdec.engine.packing import ALONE
+from specdec.engine.packing import ALONE, LOOSE
 from specdec.engine.runner import ModelRunner
 from tools.engine import draw_tokens, feed_in_chunks, tiny_model, tiny_runner
 
@@ -161,7 +162,7 @@ def test_without_the_instructions_other_layouts_are_taken(monkeypatch: pytest.Mo
 
 
 def test_products_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(rows: Elements, weights: int, bias: Any, outputs: Elements, counters: Ints, threads: int) -> None:
+    def wrong(rows: Elements, matrix: Any, outputs: Elements, counters: Ints, threads: int) -> None:
         outputs[:] = rows[:, :1]
 
     monkeypatch.setattr(tiled_linear, "multiply", wrong)
@@ -222,3 +223,34 @@ print(hashlib.sha256(logits.numpy().tobytes()).hexdigest())
         for _ in range(2)
     )
     assert first.stdout == second.stdout != b""
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "count"), [(64, 64, 1), (96, 200, 3), (32, 7, 8)])
+def test_a_product_with_4_bits_is_that_with_the_rounded_weight(
+    inputs: int, outputs: int, count: int, threads: int
+) -> None:
+    linear, rows = linear_of(inputs, outputs, True), drawn(count, inputs)
+    found = levels_of(linear.weight, 32)
+    scales, lowest = (part.bfloat16().double().repeat_interleave(32, dim=1) for part in (found.scales, found.lowest))
+    expected = functional.linear(rows.double(), found.levels * scales + lowest, linear.bias.double())
+    ours = RoundedTiledLinear(linear, Team())(rows)
+    torch.testing.assert_close(ours.double(), expected, rtol=2**-8, atol=2**-8 * inputs**0.5 / 8)
+
+
+def test_a_rounded_drafter_computes_many_rows_with_whole_weights() -> None:
+    plain = tiny_runner(tiny_model("Llama", torch.bfloat16), attention="tiled")
+    drafter = tiny_runner(tiny_model("Llama", torch.bfloat16), attention="compiled")
+    assert drafter.round_linears_to_int4()
+    assert drafter.is_tiled
+    drafter.packing, plain.packing, token_ids = LOOSE, ALONE, draw_tokens(MOST_ROUNDED_ROWS + 1)
+    whole = feed_in_chunks(plain, token_ids, len(token_ids))
+    assert torch.equal(feed_in_chunks(drafter, token_ids, len(token_ids)), whole)
+    rounded = feed_in_chunks(drafter, token_ids, 3)
+    assert not torch.equal(rounded, whole)
+    assert (rounded - whole).abs().mean() < 0.5 * whole.std()
+
+
+def test_a_drafter_whose_inputs_make_no_groups_is_not_tiled() -> None:
+    drafter = tiny_runner(tiny_model("Llama", torch.bfloat16, intermediate_size=80), attention="compiled")
+    drafter.round_linears_to_int4()
+    assert not drafter.is_tiled

@@ -7,6 +7,7 @@ little, and the output not at all: the target decides. A target is never rounded
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,15 +52,30 @@ class Int4Linear(nn.Module):
         return output.view(*rows.shape[:-1], self.out_features)
 
 
-def rounded(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight [out, in] as the kernel wants it: packed levels, and (scale, zero) [in / group_size, out, 2]."""
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A weight [out, in] as `levels * scales + lowest`."""
+
+    levels: torch.Tensor  # [out, in], int32, 0 to LEVELS
+    scales: torch.Tensor  # [out, in / group_size]
+    lowest: torch.Tensor  # [out, in / group_size]
+
+
+def levels_of(weight: torch.Tensor, group_size: int) -> Levels:
+    """The nearest levels between the lowest and the highest weight of each group of inputs, which must divide them."""
     grouped = weight.float().view(len(weight), -1, group_size)  # [out, groups, group_size]
     low, high = grouped.amin(-1), grouped.amax(-1)
     scale = ((high - low) / LEVELS).clamp(min=1e-8)
     levels = ((grouped - low[..., None]) / scale[..., None]).round_().clamp_(0, LEVELS).flatten(1).to(torch.int32)
-    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
-    zero = low + MIDDLE * scale
-    return packed, torch.stack((scale, zero), dim=-1).transpose(0, 1).contiguous().to(torch.bfloat16)
+    return Levels(levels, scale, low)
+
+
+def rounded(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight [out, in] as torch's kernel wants it: packed levels, and (scale, zero) [in / group_size, out, 2]."""
+    found = levels_of(weight, group_size)
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(found.levels, 1)
+    zero = found.lowest + MIDDLE * found.scales
+    return packed, torch.stack((found.scales, zero), dim=-1).transpose(0, 1).contiguous().to(torch.bfloat16)
 
 
 def can_round(model: Any) -> bool:

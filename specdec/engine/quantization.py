@@ -10,7 +10,7 @@ import torch
 from specdec.engine.errors import ModelRefused
 from specdec.engine.exact_packing import exact_packing
 from specdec.engine.fused_linear import fuse_linears
-from specdec.engine.int4_linear import can_round, round_linears
+from specdec.engine.int4_linear import can_round
 from specdec.engine.int8_linear import can_round_to_int8, round_linears_to_int8
 from specdec.engine.model import Segment
 from specdec.engine.numeric_noise import numeric_noise
@@ -61,7 +61,7 @@ def _described(model: Any, drafts: bool, ranks: int) -> str:
 
 def round_runner(runner: ModelRunner, rounding: Rounding, self_test: bool = True) -> None:
     """Rounds the model of `runner`, whose sequences must all be closed. Raises `ModelRefused` if that spoils it."""
-    if rounding is Rounding.INT4 and round_linears(runner.model):
+    if rounding is Rounding.INT4 and runner.round_linears_to_int4():
         runner.dtype = rounding.value
     elif rounding is Rounding.INT8:
         before = _probe_logits(runner) if self_test else None

@@ -15,6 +15,7 @@ from specdec.engine import attention
 from specdec.engine.block_pool import RESERVED_BLOCKS, BlockPool
 from specdec.engine.chain_forward import ChainForward
 from specdec.engine.graphs import Capture
+from specdec.engine.int4_linear import round_linears
 from specdec.engine.layout import Ints, SequenceRows, is_chain, pack
 from specdec.engine.model import Segment
 from specdec.engine.packed_linear import pack_linears
@@ -143,6 +144,12 @@ class ModelRunner:
         if self._decoder is None or not self._decoder.tile_linears():
             pack_linears(self.model)
         self.linears_changed()
+
+    def round_linears_to_int4(self) -> bool:
+        """Rounds the weights for few rows, of a drafter. Whether there was any to round."""
+        if self._decoder is not None and self._decoder.tile_linears(rounded=True):
+            return True
+        return bool(round_linears(self.model))
 
     def use_stock_layers(self) -> None:
         """Those of the model, from the next forward on."""

@@ -102,9 +102,10 @@ class CompiledDecoder:
         self._layers = []
         self._tiled = TiledLayers.of(self._model, self._kv, self._team)
 
-    def tile_linears(self) -> bool:
-        """Puts the weights of all linear layers into tiles, where that works; then nothing else has to pack them."""
-        if not tile_linears(self._model, self._team):
+    def tile_linears(self, rounded: bool = False) -> bool:
+        """Puts the weights of all linear layers into tiles, where that works; then nothing else has to pack them.
+        rounded: to 4 bits for few rows."""
+        if not tile_linears(self._model, self._team, rounded):
             return False
         self.linears_changed()
         return True

@@ -17,7 +17,7 @@ from specdec.engine.compiled.kernels import (
     normalize_row,
     rotate_and_store_row,
 )
-from specdec.engine.compiled.products import Floats, multiply_rows
+from specdec.engine.compiled.products import Floats, Matrix, multiply_rows
 from specdec.engine.compiled.team import Crew, claim, meet
 from specdec.engine.compiled.tiled_attention import attend_heads
 from specdec.engine.compiled.vectors import TILE_ROWS, TILE_WIDTH
@@ -31,6 +31,7 @@ class Weights(NamedTuple):
 
     norms: NDArray[np.uint16]  # [2 * layers + 1, width]: of attention and MLP in turn, the final one last
     panels: Ints  # [layers, 4]: addresses of the weights that project, merge, expand, reduce
+    rounded: bool  # weights of 4 bits
     project_biases: Floats
     merge_biases: Floats
     expand_biases: Floats
@@ -157,15 +158,20 @@ def run_layers(weights: Weights, batch: Batch, buffers: Buffers, counters: Ints,
     )
     _normalize(weights, buffers, crew)
     for layer in range(len(weights.panels)):
-        panels = weights.panels[layer]
-        multiply_rows(buffers.normalized, panels[0], weights.project_biases[layer], space.sums, buffers.projected, crew)
+        panels, rounded = weights.panels[layer], weights.rounded
+        project = Matrix(panels[0], rounded, weights.project_biases[layer])
+        merge = Matrix(panels[1], rounded, weights.merge_biases[layer])
+        expand = Matrix(panels[2], rounded, weights.expand_biases[layer])
+        reduce = Matrix(panels[3], rounded, weights.reduce_biases[layer])
+        multiply_rows(buffers.normalized, project, space.sums, buffers.projected, crew)
         _rotate_and_store(weights, batch, buffers, layer, crew)
         _attend(weights, batch, buffers, space, layer, crew)
-        multiply_rows(buffers.attended, panels[1], weights.merge_biases[layer], space.sums, buffers.added, crew)
+        multiply_rows(buffers.attended, merge, space.sums, buffers.added, crew)
         _add_and_normalize(weights, buffers, 2 * layer + 1, crew)
-        multiply_rows(buffers.normalized, panels[2], weights.expand_biases[layer], space.sums, buffers.expanded, crew)
+        multiply_rows(buffers.normalized, expand, space.sums, buffers.expanded, crew)
         _gate(buffers, crew)
-        multiply_rows(buffers.gated, panels[3], weights.reduce_biases[layer], space.sums, buffers.added, crew)
+        multiply_rows(buffers.gated, reduce, space.sums, buffers.added, crew)
         _add_and_normalize(weights, buffers, 2 * layer + 2, crew)
     _gather(batch, buffers, crew)
-    multiply_rows(buffers.last, weights.output_panels, weights.output_bias, space.sums, buffers.logits, crew)
+    output = Matrix(weights.output_panels, weights.rounded, weights.output_bias)
+    multiply_rows(buffers.last, output, space.sums, buffers.logits, crew)

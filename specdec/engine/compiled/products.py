@@ -7,6 +7,8 @@ number of rows, and on any number of threads.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,9 +17,26 @@ from torch.nn import functional
 from specdec.engine.compiled.compiling import compiled, inlined
 from specdec.engine.compiled.kernels import Elements, Ints, narrowed, stored_bf16
 from specdec.engine.compiled.team import Crew, claim, meet
-from specdec.engine.compiled.vectors import LANES, TILE_ROWS, TILE_WIDTH, multiply_tile
+from specdec.engine.compiled.vectors import (
+    GROUP,
+    GROUP_BYTES,
+    LANES,
+    TILE_ROUNDED_ROWS,
+    TILE_ROWS,
+    TILE_WIDTH,
+    multiply_rounded_tile,
+    multiply_tile,
+)
 
 Floats = NDArray[np.float32]
+
+
+class Matrix(NamedTuple):
+    """What rows are multiplied with."""
+
+    panels: int  # address
+    rounded: bool  # weights of 4 bits
+    bias: Floats  # [panels * TILE_WIDTH]
 
 
 def panels_of(outputs: int) -> int:
@@ -27,55 +46,86 @@ def panels_of(outputs: int) -> int:
 def in_panels(weight: torch.Tensor) -> NDArray[np.uint16]:
     """weight [out, in], bf16 -> [panels, in / 2, TILE_WIDTH, 2], the last panel filled up with zeros, aligned to a
     cache line. Raises ValueError for an odd number of inputs."""
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1]
     if inputs % 2:
         raise ValueError(f"a weight of {inputs} inputs has no pairs of them")
-    panels = panels_of(outputs)
-    filled = functional.pad(weight.detach(), (0, 0, 0, panels * TILE_WIDTH - outputs))
-    ordered = filled.view(panels, TILE_WIDTH, inputs // 2, 2).transpose(1, 2).reshape(-1).view(torch.uint16).numpy()
-    room = np.empty(len(ordered) + 2 * LANES, np.uint16)
+    panels = _filled(weight.detach()).view(-1, TILE_WIDTH, inputs // 2, 2).transpose(1, 2)
+    return _aligned(panels.contiguous().view(torch.uint16).numpy())
+
+
+def in_rounded_panels(levels: torch.Tensor, scales: torch.Tensor, lowest: torch.Tensor) -> NDArray[np.uint16]:
+    """Weights `levels * scale + lowest`, the levels of 4 bits, int [out, in]; scales and lowest: [out, in / GROUP]. As
+    [panels, in / GROUP, GROUP_BYTES / 2]: a word holds the levels of four outputs, `LANES` apart, at one input.
+
+    Raises ValueError unless groups divide the inputs."""
+    inputs = levels.shape[1]
+    if inputs % GROUP:
+        raise ValueError(f"a weight of {inputs} inputs has no groups of {GROUP}")
+    groups, parts = inputs // GROUP, TILE_WIDTH // LANES
+    lanes = _filled(levels).view(-1, parts, LANES, groups, GROUP // 2, 2).permute(0, 3, 4, 1, 2, 5)
+    shifts = torch.arange(0, 4 * parts, 4, dtype=levels.dtype)[:, None, None]
+    words = (lanes << shifts).sum(3).to(torch.uint16).flatten(2)  # [panels, groups, GROUP / 2 * 2 * LANES]
+    others = [_filled(part).view(-1, TILE_WIDTH, groups).transpose(1, 2) for part in (scales, lowest)]
+    bits = [part.bfloat16().contiguous().view(torch.uint16) for part in others]
+    return _aligned(np.concatenate([part.numpy() for part in (words, *bits)], axis=-1))
+
+
+def _filled(weight: torch.Tensor) -> torch.Tensor:
+    """With zeros up to whole panels."""
+    return functional.pad(weight, (0, 0, 0, -len(weight) % TILE_WIDTH))
+
+
+def _aligned(panels: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """A copy that begins with a cache line."""
+    room = np.empty(panels.size + 2 * LANES, np.uint16)
     start = -room.ctypes.data % 64 // 2
-    room[start : start + len(ordered)] = ordered
-    return room[start : start + len(ordered)].reshape(panels, inputs // 2, TILE_WIDTH, 2)
+    aligned = room[start : start + panels.size].reshape(panels.shape)
+    aligned[:] = panels
+    return aligned
 
 
 @inlined
 def _multiply_panel(
     rows: Elements,  # [rows, in], bf16, contiguous
-    weights: int,  # address of the panels
-    bias: Floats,  # [panels * TILE_WIDTH]
+    matrix: Matrix,
     sums: Floats,  # [TILE_ROWS, TILE_WIDTH], for the work in between
     outputs: Elements,  # [rows, out], bf16, or float32 for the same values
     panel: int,
 ) -> None:
     """The outputs of one panel for all rows."""
     count, inputs = rows.shape
-    pairs, row_bytes = inputs // 2, inputs * 2
     first = panel * TILE_WIDTH
     width = min(TILE_WIDTH, outputs.shape[1] - first)
-    for start in range(0, count, TILE_ROWS):
-        tile = min(TILE_ROWS, count - start)
-        source, columns = rows.ctypes.data + start * row_bytes, weights + first * row_bytes
-        multiply_tile(tile, (columns, source, row_bytes, pairs, sums.ctypes.data))
+    most = TILE_ROUNDED_ROWS if matrix.rounded else TILE_ROWS
+    for start in range(0, count, most):
+        tile = min(most, count - start)
+        source = rows.ctypes.data + start * inputs * 2
+        if matrix.rounded:
+            groups = inputs // GROUP
+            columns = matrix.panels + panel * groups * GROUP_BYTES
+            multiply_rounded_tile(tile, (columns, source, inputs * 2, groups, sums.ctypes.data))
+        else:
+            columns = matrix.panels + first * inputs * 2
+            multiply_tile(tile, (columns, source, inputs * 2, inputs // 2, sums.ctypes.data))
         for row in range(tile):
             for i in range(width):
-                rounded = narrowed(sums[row, i] + bias[first + i], rows[0, 0])
-                outputs[start + row, first + i] = stored_bf16(rounded, outputs[0, 0])
+                output = narrowed(sums[row, i] + matrix.bias[first + i], rows[0, 0])
+                outputs[start + row, first + i] = stored_bf16(output, outputs[0, 0])
 
 
 @compiled
-def multiply_rows(rows: Elements, weights: int, bias: Floats, sums: Floats, outputs: Elements, crew: Crew) -> None:
+def multiply_rows(rows: Elements, matrix: Matrix, sums: Floats, outputs: Elements, crew: Crew) -> None:
     """The panels that this thread claims (see `multiply`). A function of its own: it has no sums that could be
     reordered."""
     panel = claim(crew)
     while panel * TILE_WIDTH < outputs.shape[1]:
-        _multiply_panel(rows, weights, bias, sums, outputs, panel)
+        _multiply_panel(rows, matrix, sums, outputs, panel)
         panel = claim(crew)
     meet(crew)
 
 
 @compiled
-def multiply(rows: Elements, weights: int, bias: Floats, outputs: Elements, counters: Ints, threads: int) -> None:
-    """rows [rows, in] times the weights at the address, to outputs [rows, out]: one thread's part."""
+def multiply(rows: Elements, matrix: Matrix, outputs: Elements, counters: Ints, threads: int) -> None:
+    """rows [rows, in] times the matrix, to outputs [rows, out]: one thread's part."""
     crew = Crew(counters, np.ones(1, np.int64), threads)
-    multiply_rows(rows, weights, bias, np.empty((TILE_ROWS, TILE_WIDTH), np.float32), outputs, crew)
+    multiply_rows(rows, matrix, np.empty((TILE_ROWS, TILE_WIDTH), np.float32), outputs, crew)

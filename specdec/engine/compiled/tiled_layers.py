@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec.engine.compiled.kernels import Elements
+from specdec.engine.compiled.kernels import Elements, Ints
 from specdec.engine.compiled.layers import OTHER_PHASES, PHASES_PER_LAYER, Batch, Buffers, Weights, run_layers
 from specdec.engine.compiled.rows import PackedRows
 from specdec.engine.compiled.team import Team
-from specdec.engine.compiled.tiled_linear import FEW_PRODUCTS, TiledLinear
+from specdec.engine.compiled.tiled_linear import FEW_PRODUCTS, RoundedTiledLinear, TiledLinear
 from specdec.engine.fused_linear import shared_linear
+from specdec.engine.int4_linear import MOST_ROUNDED_ROWS
+
+Tiled = TiledLinear | RoundedTiledLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,12 @@ class _Sizes:
 class TiledLayers:
     """kv: [layers, 2, slots, kv_heads, dim]."""
 
-    def __init__(self, weights: Weights, linears: Sequence[Sequence[TiledLinear]], team: Team) -> None:
+    def __init__(
+        self, weights: Weights, rounded: Weights | None, linears: Sequence[Sequence[Tiled]], team: Team
+    ) -> None:
+        """rounded: for few rows."""
         self._weights = weights
+        self._rounded = rounded
         self._sizes = _Sizes(
             projected=linears[0][0].out_features,
             attended=linears[0][1].in_features,
@@ -44,12 +51,16 @@ class TiledLayers:
     @classmethod
     def of(cls, model: Any, kv: torch.Tensor, team: Team) -> TiledLayers | None:
         """None unless every linear layer is tiled."""
-        layers = [_linears_of(layer) for layer in model.model.layers]
-        linears = [linear for layer in layers for linear in layer if isinstance(linear, TiledLinear)]
-        if len(linears) != 4 * len(layers) or not isinstance(model.lm_head, TiledLinear):
+        layers, output = [_linears_of(layer) for layer in model.model.layers], model.lm_head
+        every = [output, *(linear for layer in layers for linear in layer)]
+        if all(isinstance(linear, TiledLinear) for linear in every):
+            return cls(_weights_of(model, kv, layers, output), None, layers, team)
+        if not all(isinstance(linear, RoundedTiledLinear) for linear in every):
             return None
-        rows = [linears[i : i + 4] for i in range(0, len(linears), 4)]
-        return cls(_weights_of(model, kv, rows, model.lm_head), rows, team)
+        whole = [[linear.whole for linear in layer] for layer in layers]
+        weights = _weights_of(model, kv, whole, output.whole)
+        rounded = weights._replace(panels=_addresses(layers), output_panels=output.address, rounded=True)
+        return cls(weights, rounded, layers, team)
 
     def run(
         self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, rows: PackedRows, wanted: Sequence[int],
@@ -74,9 +85,10 @@ class TiledLayers:
             last=_empty(len(wanted), width),
             logits=np.empty((len(wanted), vocabulary_size), np.float32),
         )
-        phases = PHASES_PER_LAYER * len(self._weights.panels) + OTHER_PHASES
+        weights = self._weights if self._rounded is None or count > MOST_ROUNDED_ROWS else self._rounded
+        phases = PHASES_PER_LAYER * len(weights.panels) + OTHER_PHASES
         alone = self._products * count < FEW_PRODUCTS
-        self._team.run(phases, run_layers, self._weights, batch, buffers, alone=alone)
+        self._team.run(phases, run_layers, weights, batch, buffers, alone=alone)
         return torch.from_numpy(buffers.logits)
 
 
@@ -100,12 +112,17 @@ def _linears_of(layer: Any) -> tuple[Any, ...]:
     )
 
 
+def _addresses(linears: Sequence[Sequence[Tiled]]) -> Ints:
+    return np.array([[linear.address for linear in layer] for layer in linears], np.int64)
+
+
 def _weights_of(model: Any, kv: torch.Tensor, linears: Sequence[Sequence[TiledLinear]], output: TiledLinear) -> Weights:
     decoder = model.model
     norms = [norm for layer in decoder.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     return Weights(
         norms=np.stack([bits(norm.weight) for norm in (*norms, decoder.norm)]),
-        panels=np.array([[linear.address for linear in layer] for layer in linears], np.int64),
+        panels=_addresses(linears),
+        rounded=False,
         project_biases=np.stack([layer[0].bias for layer in linears]),
         merge_biases=np.stack([layer[1].bias for layer in linears]),
         expand_biases=np.stack([layer[2].bias for layer in linears]),

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specdec.engine.compiled.products import in_panels, multiply, panels_of
+from specdec.engine.compiled.products import Matrix, in_panels, in_rounded_panels, multiply, panels_of
 from specdec.engine.compiled.team import Team
-from specdec.engine.compiled.vectors import TILE_WIDTH, multiplies_bf16
+from specdec.engine.compiled.vectors import GROUP, TILE_WIDTH, multiplies_bf16
+from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
 from specdec.engine.linear_layers import replace_linears
 
 FEW_PRODUCTS = 2_000_000
@@ -40,23 +41,57 @@ class TiledLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], bf16."""
-        flat = rows.reshape(-1, self.in_features).contiguous()
-        outputs = flat.new_empty(len(flat), self.out_features)
-        source, target = flat.view(torch.uint16).numpy(), outputs.view(torch.uint16).numpy()
-        alone = self._panels.size * len(flat) < FEW_PRODUCTS
-        self._team.run(1, multiply, source, self.address, self.bias, target, alone=alone)
-        return outputs.view(*rows.shape[:-1], self.out_features)
+        return _product(rows, self, False, self._team)
+
+
+class RoundedTiledLinear(nn.Module):
+    """The same with its weight rounded to 4 bits as well, for few rows (see `specdec.engine.int4_linear`)."""
+
+    def __init__(self, linear: nn.Linear, team: Team) -> None:
+        super().__init__()
+        self.whole = TiledLinear(linear, team)
+        self.in_features, self.out_features = self.whole.in_features, self.whole.out_features
+        self.bias = self.whole.bias
+        self._team = team
+        weight = levels_of(linear.weight.detach(), GROUP)
+        self._panels = in_rounded_panels(weight.levels, weight.scales, weight.lowest)
+
+    @property
+    def address(self) -> int:
+        """Of the rounded panels, which live as long as this does."""
+        return int(self._panels.ctypes.data)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features], bf16."""
+        if rows.numel() > MOST_ROUNDED_ROWS * self.in_features:
+            whole: torch.Tensor = self.whole(rows)
+            return whole
+        return _product(rows, self, True, self._team)
+
+
+def _product(rows: torch.Tensor, linear: TiledLinear | RoundedTiledLinear, rounded: bool, team: Team) -> torch.Tensor:
+    flat = rows.reshape(-1, linear.in_features).contiguous()
+    outputs = flat.new_empty(len(flat), linear.out_features)
+    source, target = flat.view(torch.uint16).numpy(), outputs.view(torch.uint16).numpy()
+    alone = linear.in_features * linear.out_features * len(flat) < FEW_PRODUCTS
+    matrix = Matrix(linear.address, rounded, linear.bias)
+    team.run(1, multiply, source, matrix, target, alone=alone)
+    return outputs.view(*rows.shape[:-1], linear.out_features)
 
 
 @torch.inference_mode()
-def tile_linears(model: Any, team: Team) -> int:
+def tile_linears(model: Any, team: Team, rounded: bool = False) -> int:
     """Puts the weights of the linear layers of a bf16 model into panels, if each shape passes a try. Returns how many:
-    all or none. A weight that is tied to the embedding keeps its plain form there."""
+    all or none. rounded: also to 4 bits, for a drafter. A weight that is tied to the embedding keeps its plain form
+    there."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     by_shape = {(linear.in_features, linear.out_features, linear.bias is not None): linear for linear in linears}
     if not multiplies_bf16() or model.dtype != torch.bfloat16 or not all(map(_is_right, by_shape.values())):
         return 0
-    return replace_linears(model, lambda linear: TiledLinear(linear, team))
+    if rounded and any(linear.in_features % GROUP for linear in linears):
+        return 0
+    kind = RoundedTiledLinear if rounded else TiledLinear
+    return replace_linears(model, lambda linear: kind(linear, team))
 
 
 def _is_right(linear: nn.Linear) -> bool:

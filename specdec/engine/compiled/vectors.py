@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
@@ -24,11 +25,18 @@ TILE_WIDTH = 4 * LANES
 """Outputs of a product that are summed together."""
 TILE_ROWS = 6
 """Rows of a product at most: 24 sums, 4 registers of weights and one of inputs are 29 of 32 registers."""
+TILE_ROUNDED_ROWS = 3
+"""The same with weights of 4 bits: 12 sums of a group and 12 of all groups."""
+GROUP = 32
+"""Inputs whose weights of 4 bits share a scale."""
+GROUP_BYTES = GROUP * TILE_WIDTH // 2 + 2 * TILE_WIDTH * 2
+"""Of one panel: levels of 4 bits, then scales and lowest values in bf16."""
 TILE_HEADS = 4
 """Heads of attention at most that share keys and values."""
 
 _INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _PAIRS, _HALVES = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _INT32, ir.IntType(16)))
+_WORDS = ir.VectorType(ir.IntType(16), 2 * LANES)
 _ZEROS = ir.Constant(_FLOATS, [_FLOAT(0.0)] * LANES)
 
 Builder = Any
@@ -104,6 +112,56 @@ def multiply_tile(
                 builder.store(builder.call(add_products, [builder.load(total), column, inputs]), total)
     for i, total in enumerate(sums):
         _store(builder, builder.load(total), _at(builder, out, _INT64(i), 4 * LANES))
+
+
+@_instruction(TILE_ROUNDED_ROWS, 5)
+def multiply_rounded_tile(
+    builder: Builder, count: int, weights: Value, rows: Value, row_bytes: Value, groups: Value, out: Value
+) -> None:
+    """`multiply_tile` with weights of 4 bits, for so many groups of inputs: each is the sum over the groups of scale
+    times the sum over levels and inputs, plus the lowest value times the sum of the inputs."""
+    registers = TILE_WIDTH // LANES
+    add_products = _function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, _FLOATS, _ELEMENTS, _ELEMENTS)
+    ones = builder.bitcast(ir.Constant(_WORDS, [ir.IntType(16)(bf16_of(1))] * (2 * LANES)), _ELEMENTS)
+    totals, sums, inputs_sums = (_sums(builder, n) for n in (count * registers, count * registers, count))
+    with _each(builder, groups) as group:
+        block = _at(builder, weights, group, GROUP_BYTES)
+        for total in (*sums, *inputs_sums):
+            builder.store(_ZEROS, total)
+        with _each(builder, _INT64(GROUP // 2)) as pair:
+            columns = _levels(builder, _load(builder, _WORDS, _at(builder, block, pair, 4 * LANES), 64), registers)
+            index = builder.add(builder.mul(group, _INT64(GROUP // 2)), pair)
+            for row in range(count):
+                address = builder.add(_at(builder, rows, row_bytes, row), builder.mul(index, _INT64(4)))
+                inputs = builder.bitcast(_repeated(builder, _load(builder, _INT32, address, 4)), _ELEMENTS)
+                for total, column in zip(
+                    (*sums[row * registers : (row + 1) * registers], inputs_sums[row]), (*columns, ones), strict=True
+                ):
+                    builder.store(builder.call(add_products, [builder.load(total), column, inputs]), total)
+        scales = builder.add(block, _INT64(GROUP * TILE_WIDTH // 2))
+        for i in range(registers):
+            scale = _widened(builder, builder.add(scales, _INT64(2 * LANES * i)))
+            lowest = _widened(builder, builder.add(scales, _INT64(2 * TILE_WIDTH + 2 * LANES * i)))
+            for row in range(count):
+                total = totals[row * registers + i]
+                _add_product(builder, total, scale, builder.load(sums[row * registers + i]))
+                _add_product(builder, total, lowest, builder.load(inputs_sums[row]))
+    for i, total in enumerate(totals):
+        _store(builder, builder.load(total), _at(builder, out, _INT64(i), 4 * LANES))
+
+
+def bf16_of(value: int) -> int:
+    """The bits of a small integer."""
+    return int(np.float32(value).view(np.uint32)) >> 16
+
+
+def _levels(builder: Builder, words: Value, count: int) -> list[Value]:
+    """Registers of bf16 from 4 bits of each word in turn. What lies above these 4 bits is ignored: the table is looked
+    up with 5, and has everything twice."""
+    table = ir.Constant(_WORDS, [ir.IntType(16)(bf16_of(i % 16)) for i in range(2 * LANES)])
+    look_up = _function(builder, "llvm.x86.avx512.permvar.hi.512", _WORDS, _WORDS, _WORDS)
+    shifts = [ir.Constant(_WORDS, [ir.IntType(16)(4 * i)] * (2 * LANES)) for i in range(count)]
+    return [builder.bitcast(builder.call(look_up, [table, builder.lshr(words, shift)]), _ELEMENTS) for shift in shifts]
 
 
 @_instruction(TILE_HEADS, 9)

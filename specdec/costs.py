@@ -19,6 +19,8 @@ _LOOK_AGAIN = 256
 """Steps without a plain one after which one is made, to know what it costs now."""
 _LOOK_FOR = 32
 """If others always speculate in the same forward there is none: then it is not waited for longer."""
+_SOON = 0.3
+"""As a share of a forward."""
 _IN_VAIN = 8
 """Times that a drafter must have been waited for before it is taken to have nothing at all."""
 _VARY, _VARY_EARLY = 16, 4
@@ -148,12 +150,13 @@ class TargetModel:
             self._stretch.observe(seconds / self._shares.seconds - 1)
 
     def in_step(self, wait: Callable[[int, int], float]) -> bool:
-        """Its sequences wait for each other's blocks, as it holds forwards back: that takes less time than two forwards
-        of half of them each take longer than one of all."""
+        """Its sequences wait for each other's blocks, as it holds forwards back: those come soon, or at least sooner
+        than two forwards of half of them each take longer than one of all."""
         count = len(self._members)
         if count < 2 or not self.known:
             return False
-        return wait(1, count) < 2 * self.seconds(count / 2) - self.seconds(count)
+        whole, missed = self.seconds(count), 2 * self.seconds(count / 2) - self.seconds(count)
+        return wait(1, count) < max(_SOON * whole, missed)
 
     @property
     def num_members(self) -> int:

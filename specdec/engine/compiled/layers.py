@@ -52,6 +52,7 @@ class Batch(NamedTuple):
     key_slots: Ints  # [any]
     first_keys: Ints  # [rows]
     num_keys: Ints  # [rows]
+    most_keys: int  # of a row
     wanted: Ints  # [wanted]: rows whose logits are
 
 
@@ -139,7 +140,8 @@ def _gate(buffers: Buffers, crew: Crew) -> None:
 def _gather(batch: Batch, buffers: Buffers, crew: Crew) -> None:
     row = claim(crew)
     while row < len(batch.wanted):
-        buffers.last[row] = buffers.normalized[batch.wanted[row]]
+        for i in range(buffers.last.shape[1]):  # as one assignment it takes seconds to compile
+            buffers.last[row, i] = buffers.normalized[batch.wanted[row], i]
         row = claim(crew)
     meet(crew)
 
@@ -154,7 +156,7 @@ def run_layers(weights: Weights, batch: Batch, buffers: Buffers, counters: Ints,
         np.empty((TILE_ROWS, TILE_WIDTH), np.float32),
         np.empty((heads, dim), np.float32),
         np.empty((heads, dim), np.float32),
-        np.empty((heads, batch.num_keys.max()), np.float32),
+        np.empty((heads, batch.most_keys), np.float32),
     )
     _normalize(weights, buffers, crew)
     for layer in range(len(weights.panels)):

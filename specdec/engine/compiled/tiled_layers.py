@@ -70,9 +70,15 @@ class TiledLayers:
         [rows, width], which are overwritten; cosine, sine: [rows, dim]."""
         count, width = hidden.shape
         batch = Batch(
-            bits(cosine), bits(sine), rows.tokens.write_slots, rows.key_slots, rows.first_keys, rows.num_keys,
-            np.array(wanted, np.int64),
-        )  # fmt: skip
+            cosine=bits(cosine),
+            sine=bits(sine),
+            write_slots=rows.tokens.write_slots,
+            key_slots=rows.key_slots,
+            first_keys=rows.first_keys,
+            num_keys=rows.num_keys,
+            most_keys=int(rows.num_keys.max()),
+            wanted=np.array(wanted, np.int64),
+        )
         sizes = self._sizes
         buffers = Buffers(
             hidden=bits(hidden),

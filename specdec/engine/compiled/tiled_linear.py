@@ -15,8 +15,8 @@ from specdec.engine.compiled.vectors import GROUP, TILE_WIDTH, multiplies_bf16
 from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
 from specdec.engine.linear_layers import replace_linears
 
-FEW_PRODUCTS = 2_000_000
-"""Which one thread computes before another has woken up."""
+FEW_PRODUCTS = 50_000_000
+"""Which one thread has computed, in half a millisecond, before others have woken up and told that they are done."""
 _PROBE_ROWS, _PROBE_OUTPUTS = 13, 200
 _LARGEST_ERROR = 2.0**-7
 """Of what a probe gives, in the largest of its outputs: a rounding step of bf16, and half of one more for torch's."""

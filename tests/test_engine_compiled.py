@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from specdec.engine.compiled import kernels, row_threads
+from specdec.engine.compiled import compiling, kernels, row_threads
 from specdec.engine.compiled.decoder import elements, is_compilable
 from specdec.engine.compiled.row_threads import RowThreads
 from specdec.engine.loading import load
@@ -155,6 +157,21 @@ def test_layers_that_compute_something_else_give_way_to_the_stock_ones(
     assert not runner.is_compiled
     assert "its structure needs more than paged causal attention" in caplog.text
     assert "trying its stock layers" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_compiling_is_told_where_nothing_was_kept(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    if kept:
+        folder = tmp_path / "kept" / compiling.folder_of_sources() / "part"
+        folder.mkdir(parents=True)
+        (folder / "kernel.1.nbc").touch()
+    tiny_model("Llama").save_pretrained(tmp_path / "model")
+    with caplog.at_level(logging.INFO):
+        load(tmp_path / "model", dtype="fp32", kv_memory=2**24, self_test=False)
+    assert ("compiling kernels" in caplog.text) is not kept
 
 
 def test_without_a_folder_for_its_cache_everything_is_compiled_anew(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specdec.engine import attention as attention_seam
+from specdec.engine.compiled.compiling import is_kept
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.graphs import CudaCapture
@@ -67,6 +68,8 @@ def load(
         max_context=max_context,
         exact=not drafts,
     )
+    if runner.is_compiled and not is_kept():
+        log.info("%s: compiling kernels, which takes up to half a minute once on a machine", name)
     if tensor_parallel == 1 and rounding is Rounding.NONE:
         runner.pack_linears()
     if self_test:

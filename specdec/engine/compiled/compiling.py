@@ -36,11 +36,19 @@ def inlined(function: _Kernel) -> _Kernel:
     return cast(_Kernel, numba.njit(inline="always", **_OPTIONS)(function))
 
 
-def _kept_in() -> Path:
-    """A folder for these sources alone: numba minds only changes of the file that a kernel is in, not of its parts'.
-    In the one that NUMBA_CACHE_DIR names, if any."""
-    folder = Path(__file__).parent
+def is_kept() -> bool:
+    """Whether an earlier process has compiled kernels of these sources and kept them."""
+    return any(_kept_in().rglob("*.nbc"))
+
+
+def folder_of_sources() -> str:
+    """A name for these sources alone: numba minds only changes of the file that a kernel is in, not of its parts'."""
     digest = hashlib.sha256()
-    for source in sorted(folder.glob("*.py")):
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    return Path(_settings.CACHE_DIR or folder / "__pycache__") / digest.hexdigest()[:16]
+    return digest.hexdigest()[:16]
+
+
+def _kept_in() -> Path:
+    """In the folder that NUMBA_CACHE_DIR names, if any."""
+    return Path(_settings.CACHE_DIR or Path(__file__).parent / "__pycache__") / folder_of_sources()

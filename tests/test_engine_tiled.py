@@ -19,6 +19,7 @@ from specdec.engine.compiled import tiled_layers, tiled_linear
 from specdec.engine.compiled.compiling import compiled
 from specdec.engine.compiled.kernels import Elements, Ints
 from specdec.engine.compiled.products import in_panels
+from specdec.engine.compiled.shared_counters import pause
 from specdec.engine.compiled.team import Crew, Team, claim, meet
 from specdec.engine.compiled.tiled_attention import attend_heads
 from specdec.engine.compiled.tiled_linear import RoundedTiledLinear, TiledLinear
@@ -173,11 +174,14 @@ def test_products_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -
 
 @compiled
 def write_in_turn(seen: Ints, rounds: int, counters: Ints, threads: int) -> None:
-    """Each round claims every place once, and reads what others wrote in the one before."""
+    """Each round claims every place once, and reads what others wrote in the one before. The first place takes long, so
+    that whoever does not wait for it reads too early."""
     crew = Crew(counters, np.ones(1, np.int64), threads)
     for number in range(rounds):
         place = claim(crew)
         while place < seen.shape[1]:
+            for _ in range(2_000 if place == 0 else 0):
+                pause()
             seen[number, place] = 1 if number == 0 else seen[number - 1, -1 - place] + 1
             place = claim(crew)
         meet(crew)

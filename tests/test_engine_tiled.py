@@ -196,6 +196,16 @@ def test_a_team_does_every_piece_once_and_waits_for_the_last(count: int, monkeyp
     assert (seen == np.arange(1, 501)[:, None]).all()
 
 
+def test_a_team_grows_with_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is short of a thread would wait for it for ever."""
+    team = Team()
+    for count in (2, 4, 1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        seen = np.zeros((20, 7), np.int64)
+        team.run(20, write_in_turn, seen, 20)
+        assert (seen == np.arange(1, 21)[:, None]).all()
+
+
 def test_other_threads_run_while_a_team_computes() -> None:
     """A kernel must not hold the interpreter: a worker answers health checks meanwhile."""
     ticks: list[int] = []

@@ -102,6 +102,11 @@ def test_it_is_off_soon_after_a_fall_and_back_soon_after_a_rise(bad_tokens: int)
     assert max(until_back) <= 50
 
 
+def _speed_over_plain(costs: Costs, luck: Luck, batch: int, requests: int) -> float:
+    plain = sum(seconds(costs, luck, batch, requests, TOKENS, PLAIN))
+    return plain / sum(seconds(costs, luck, batch, requests, TOKENS))
+
+
 def _share_of_best(costs: Costs, luck: Luck, lengths: tuple[int, ...] = LENGTHS, requests: int = COLD) -> float:
     best = min(sum(seconds(costs, luck, 1, requests, TOKENS, length)) for length in lengths)
     return best / sum(seconds(costs, luck, 1, requests, TOKENS))
@@ -122,51 +127,44 @@ def test_a_drafter_that_often_has_nothing_to_propose_is_still_asked(found: float
 def test_a_drafter_that_has_never_anything_to_propose_is_soon_waited_for_no_more(batch: int) -> None:
     """What asking costs is known though nothing was ever drafted."""
     nothing = copying(0.9, 0.0)
-    plain = sum(seconds(QUICK, nothing, batch, 2, TOKENS, PLAIN))
-    assert plain / sum(seconds(QUICK, nothing, batch, 2, TOKENS)) >= 0.97
+    assert _speed_over_plain(QUICK, nothing, batch, 2) >= 0.97
 
 
 def test_a_text_that_repeats_itself_in_even_steps_is_seen_to() -> None:
     """Three tokens in eight can be copied; probes in even steps would meet the other five for ever."""
     lines = repeating(8, 3)
-    plain = sum(seconds(QUICK, lines, 1, 8, TOKENS, PLAIN))
-    assert plain / sum(seconds(QUICK, lines, 1, 8, TOKENS)) >= 1.05
+    assert _speed_over_plain(QUICK, lines, 1, 8) >= 1.05
 
 
 def test_a_small_batch_that_copies_gains_though_its_forwards_are_quick() -> None:
     """Waiting takes a third of a forward, and is still shorter than the forward that would be missed."""
     luck = copying(0.95, 1.0)
-    plain = sum(seconds(QUICK, luck, 4, 4, TOKENS, PLAIN))
-    assert plain / sum(seconds(QUICK, luck, 4, 4, TOKENS)) >= 1.5
+    assert _speed_over_plain(QUICK, luck, 4, 4) >= 1.5
 
 
 def test_in_a_batch_a_drafter_that_is_seldom_of_use_costs_little() -> None:
     luck = copying(0.9, 0.3)
-    plain = sum(seconds(SMALL, luck, 16, 2, TOKENS, PLAIN))
-    assert plain / sum(seconds(SMALL, luck, 16, 2, TOKENS)) >= 0.97
+    assert _speed_over_plain(SMALL, luck, 16, 2) >= 0.97
 
 
 @pytest.mark.parametrize("acceptance", [0.8, 0.9])
 def test_a_batch_speculates_where_only_all_of_it_together_gain(acceptance: float) -> None:
     """One alone waits for the forward of the others."""
     luck = mixed(acceptance)
-    plain = sum(seconds(OWN, luck, 16, 3, TOKENS, PLAIN))
-    assert plain / sum(seconds(OWN, luck, 16, 3, TOKENS)) >= 1.07
+    assert _speed_over_plain(OWN, luck, 16, 3) >= 1.07
 
 
 @pytest.mark.parametrize("batch", [4, 16, 64])
 def test_a_batch_that_begins_to_copy_in_the_midst_of_its_texts_is_not_slower_than_plain(batch: int) -> None:
     """First the drafter finds little, and that is wrong; then nearly everything."""
     luck = begins_to_copy(10, 20)
-    plain = sum(seconds(BATCHED, luck, batch, 3, TOKENS, PLAIN))
-    assert plain / sum(seconds(BATCHED, luck, batch, 3, TOKENS)) >= 0.97
+    assert _speed_over_plain(BATCHED, luck, batch, 3) >= 0.97
 
 
 def test_a_batch_that_copies_gains_though_each_row_costs() -> None:
     """What its sequences gain goes if they miss the forwards of each other, or decide as if the others went on."""
     luck = copying(0.95, 1.0)
-    plain = sum(seconds(BATCHED, luck, 16, 8, TOKENS, PLAIN))
-    assert plain / sum(seconds(BATCHED, luck, 16, 8, TOKENS)) >= 1.14
+    assert _speed_over_plain(BATCHED, luck, 16, 8) >= 1.14
 
 
 @pytest.mark.slow

@@ -56,6 +56,7 @@ class Team:
 
     def __init__(self) -> None:
         self._helpers: ThreadPoolExecutor | None = None
+        self._size = 1
 
     def run(self, phases: int, kernel: Callable[..., None], *arguments: Any, alone: bool = False) -> None:
         """Calls `kernel(*arguments, counters, threads)` in every thread, or only in this one."""
@@ -64,8 +65,8 @@ class Team:
         if threads == 1:
             kernel(*arguments, counters, 1)
             return
-        if self._helpers is None:
-            self._helpers = ThreadPoolExecutor(threads - 1, "team")
+        if self._helpers is None or threads > self._size:  # all must run at once, since each waits for every other
+            self._helpers, self._size = ThreadPoolExecutor(threads - 1, "team"), threads
         others = [self._helpers.submit(kernel, *arguments, counters, threads) for _ in range(threads - 1)]
         kernel(*arguments, counters, threads)
         for other in others:

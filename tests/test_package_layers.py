@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.lanes import WITHOUT_TORCH
+from tools.lanes import wants_cores
 
 ROOT = Path(__file__).parents[1]
 TENSOR_LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "gguf", "accelerate")
@@ -83,15 +83,21 @@ def test_processes_without_a_model_load_no_tensor_library(module: str) -> None:
     assert not loaded_by(module) & set(TENSOR_LIBRARIES)
 
 
-def test_the_lane_without_torch_loads_none() -> None:
-    """Neither its files nor the tools that start workers."""
-    files = sorted(WITHOUT_TORCH)
-    code = "import sys, pytest\nended = pytest.main(sys.argv[1:])\n" + (
-        "sys.exit(ended or sorted({'torch', 'tools.up', 'tools.socket_deployment'} & set(sys.modules)) or 0)"
-    )
-    collect = ["--collect-only", "-q", "-p", "no:cacheprovider", *(f"tests/{name}.py" for name in files)]
-    done = subprocess.run([sys.executable, "-c", code, *collect], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("real_greedy", True),  # asks for the real model
+        ("engine_tiled", True),
+        ("launcher_up", True),
+        ("k8s_processes", True),  # starts them through two other tools
+        ("gateway_process", True),
+        ("law_draws", False),
+        ("rules_greedy", False),  # table models in its own process
+        ("wire_codec", False),
+    ],
+)
+def test_what_wants_more_than_a_core_goes_in_turn(name: str, expected: bool) -> None:
+    assert wants_cores(ROOT / "tests" / f"test_{name}.py") is expected
 
 
 def test_sdk_loads_nothing_of_ours() -> None:

@@ -129,8 +129,15 @@ async def test_workers_record_what_is_sampled_and_nothing_else(ratio: float) -> 
         deployment.scheduler.add_worker(Role.TARGET, target.address)
         deployment.scheduler.add_worker(Role.DRAFT, draft.address)
         await until(deployment.settled, "both are ready")
+
+        async def let_it_draft() -> None:
+            """A block that were there before would be verified in the forward that prefills."""
+            await until(lambda: bool(target.results), "the prompt is prefilled")
+            draft.thaw()
+
+        draft.freeze()
         with recorded.call() as (_, request):
-            answer = await deployment.generate(request)
+            answer, _ = await asyncio.gather(deployment.generate(request), let_it_draft())
     assert by_workers.names == ({"target.prefill", "target.step", "draft.block"} if ratio else set())
     if ratio:
         steps = [span for span in by_workers.spans if span.name == "target.step"]

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from specdec.engine.compiled import tiled_layers, tiled_linear
+from specdec.engine.compiled.arena import Arena
 from specdec.engine.compiled.compiling import compiled
 from specdec.engine.compiled.kernels import Elements, Ints
 from specdec.engine.compiled.products import in_panels
@@ -66,13 +67,13 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_product_is_torchs_to_rounding(inputs: int, outputs: int, bias: bool, threads: int) -> None:
     linear, rows = linear_of(inputs, outputs, bias), drawn(2, 7, inputs)
     exact = functional.linear(rows.double(), linear.weight.double(), linear.bias.double() if bias else None)
-    ours = TiledLinear(linear, Team())(rows)
+    ours = TiledLinear(linear, Team(), Arena())(rows)
     assert ours.shape == (2, 7, outputs)
     torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=2**-8 * inputs**0.5 / 8)
 
 
 def test_a_row_has_the_same_bits_in_any_number_of_rows(threads: int) -> None:
-    tiled, rows = TiledLinear(linear_of(192, 130, True), Team()), drawn(20, 192)
+    tiled, rows = TiledLinear(linear_of(192, 130, True), Team(), Arena()), drawn(20, 192)
     whole = tiled(rows)
     for count in range(1, 20):
         assert torch.equal(tiled(rows[:count]), whole[:count])
@@ -81,7 +82,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(threads: int) -> None:
 
 def test_a_weight_without_pairs_of_inputs_is_refused() -> None:
     with pytest.raises(ValueError, match="7 inputs has no pairs"):
-        in_panels(drawn(4, 7))
+        in_panels(drawn(4, 7), Arena())
 
 
 def tiny(kind: str, dtype: torch.dtype) -> Any:
@@ -247,7 +248,7 @@ def test_a_product_with_4_bits_is_that_with_the_rounded_weight(
     found = levels_of(linear.weight, 32)
     scales, lowest = (part.bfloat16().double().repeat_interleave(32, dim=1) for part in (found.scales, found.lowest))
     expected = functional.linear(rows.double(), found.levels * scales + lowest, linear.bias.double())
-    ours = RoundedTiledLinear(linear, Team())(rows)
+    ours = RoundedTiledLinear(linear, Team(), Arena())(rows)
     torch.testing.assert_close(ours.double(), expected, rtol=2**-8, atol=2**-8 * inputs**0.5 / 8)
 
 

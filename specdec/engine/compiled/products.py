@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from specdec.engine.compiled.arena import Arena
 from specdec.engine.compiled.compiling import compiled, inlined
 from specdec.engine.compiled.kernels import Elements, Ints, narrowed, stored_bf16
 from specdec.engine.compiled.team import Crew, claim, meet
@@ -43,17 +44,19 @@ def panels_of(outputs: int) -> int:
     return -(-outputs // TILE_WIDTH)
 
 
-def in_panels(weight: torch.Tensor) -> NDArray[np.uint16]:
-    """weight [out, in], bf16 -> [panels, in / 2, TILE_WIDTH, 2], the last panel filled up with zeros, aligned to a
-    cache line. Raises ValueError for an odd number of inputs."""
+def in_panels(weight: torch.Tensor, arena: Arena) -> NDArray[np.uint16]:
+    """weight [out, in], bf16 -> [panels, in / 2, TILE_WIDTH, 2], the last panel filled up with zeros. Raises
+    ValueError for an odd number of inputs."""
     inputs = weight.shape[1]
     if inputs % 2:
         raise ValueError(f"a weight of {inputs} inputs has no pairs of them")
     panels = _filled(weight.detach()).view(-1, TILE_WIDTH, inputs // 2, 2).transpose(1, 2)
-    return _aligned(panels.contiguous().view(torch.uint16).numpy())
+    return arena.place(panels.contiguous().view(torch.uint16).numpy())
 
 
-def in_rounded_panels(levels: torch.Tensor, scales: torch.Tensor, lowest: torch.Tensor) -> NDArray[np.uint16]:
+def in_rounded_panels(
+    levels: torch.Tensor, scales: torch.Tensor, lowest: torch.Tensor, arena: Arena
+) -> NDArray[np.uint16]:
     """Weights `levels * scale + lowest`, the levels of 4 bits, int [out, in]; scales and lowest: [out, in / GROUP]. As
     [panels, in / GROUP, GROUP_BYTES / 2]: a word holds the levels of four outputs, `LANES` apart, at one input.
 
@@ -67,21 +70,12 @@ def in_rounded_panels(levels: torch.Tensor, scales: torch.Tensor, lowest: torch.
     words = (lanes << shifts).sum(3).to(torch.uint16).flatten(2)  # [panels, groups, GROUP / 2 * 2 * LANES]
     others = [_filled(part).view(-1, TILE_WIDTH, groups).transpose(1, 2) for part in (scales, lowest)]
     bits = [part.bfloat16().contiguous().view(torch.uint16) for part in others]
-    return _aligned(np.concatenate([part.numpy() for part in (words, *bits)], axis=-1))
+    return arena.place(np.concatenate([part.numpy() for part in (words, *bits)], axis=-1))
 
 
 def _filled(weight: torch.Tensor) -> torch.Tensor:
     """With zeros up to whole panels."""
     return functional.pad(weight, (0, 0, 0, -len(weight) % TILE_WIDTH))
-
-
-def _aligned(panels: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """A copy that begins with a cache line."""
-    room = np.empty(panels.size + 2 * LANES, np.uint16)
-    start = -room.ctypes.data % 64 // 2
-    aligned = room[start : start + panels.size].reshape(panels.shape)
-    aligned[:] = panels
-    return aligned
 
 
 @inlined

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from specdec.engine.compiled.arena import Arena
 from specdec.engine.compiled.products import Matrix, in_panels, in_rounded_panels, multiply, panels_of
 from specdec.engine.compiled.team import Team
 from specdec.engine.compiled.vectors import GROUP, TILE_WIDTH, multiplies_bf16
@@ -25,11 +26,11 @@ _LARGEST_ERROR = 2.0**-7
 class TiledLinear(nn.Module):
     """`nn.Linear` for inference in bf16 on a CPU that `multiplies_bf16`. The plain weight is not kept."""
 
-    def __init__(self, linear: nn.Linear, team: Team) -> None:
+    def __init__(self, linear: nn.Linear, team: Team, arena: Arena) -> None:
         super().__init__()
         self.out_features, self.in_features = linear.weight.shape
         self._team = team
-        self._panels = in_panels(linear.weight.detach())
+        self._panels = in_panels(linear.weight.detach(), arena)
         self.bias = np.zeros(panels_of(self.out_features) * TILE_WIDTH, np.float32)  # [panels * TILE_WIDTH]
         if linear.bias is not None:
             self.bias[: self.out_features] = linear.bias.detach().float().numpy()
@@ -47,14 +48,14 @@ class TiledLinear(nn.Module):
 class RoundedTiledLinear(nn.Module):
     """The same with its weight rounded to 4 bits as well, for few rows (see `specdec.engine.int4_linear`)."""
 
-    def __init__(self, linear: nn.Linear, team: Team) -> None:
+    def __init__(self, linear: nn.Linear, team: Team, arena: Arena) -> None:
         super().__init__()
-        self.whole = TiledLinear(linear, team)
+        self.whole = TiledLinear(linear, team, arena)
         self.in_features, self.out_features = self.whole.in_features, self.whole.out_features
         self.bias = self.whole.bias
         self._team = team
         weight = levels_of(linear.weight.detach(), GROUP)
-        self._panels = in_rounded_panels(weight.levels, weight.scales, weight.lowest)
+        self._panels = in_rounded_panels(weight.levels, weight.scales, weight.lowest, arena)
 
     @property
     def address(self) -> int:
@@ -91,7 +92,8 @@ def tile_linears(model: Any, team: Team, rounded: bool = False) -> int:
     if rounded and any(linear.in_features % GROUP for linear in linears):
         return 0
     kind = RoundedTiledLinear if rounded else TiledLinear
-    return replace_linears(model, lambda linear: kind(linear, team))
+    arena = Arena()
+    return replace_linears(model, lambda linear: kind(linear, team, arena))
 
 
 def _is_right(linear: nn.Linear) -> bool:
@@ -104,7 +106,7 @@ def _is_right(linear: nn.Linear) -> bool:
     part.weight = nn.Parameter(linear.weight[:_PROBE_OUTPUTS], requires_grad=False)
     if linear.bias is not None:
         part.bias = nn.Parameter(linear.bias[:_PROBE_OUTPUTS], requires_grad=False)
-    tiled = TiledLinear(part, Team())
+    tiled = TiledLinear(part, Team(), Arena())
     outputs, expected = tiled(rows), functional.linear(rows, part.weight, part.bias).float()
     same = all(torch.equal(tiled(rows[:count]), outputs[:count]) for count in range(1, _PROBE_ROWS))
     return same and bool((outputs - expected).abs().max() <= _LARGEST_ERROR * expected.abs().max())

@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 
+from scheduler.admission import Admission
 from scheduler.answer import Answer
 from scheduler.config import SchedulerConfig
 from scheduler.control import Control
 from scheduler.counters import Counters
 from scheduler.drafting import Drafting
 from scheduler.entries import Reader
-from scheduler.errors import DeadlineExceeded, InvalidRequest, Overloaded, SequenceFailed, Unavailable
+from scheduler.errors import InvalidRequest, SequenceFailed
 from scheduler.inbox import Inbox
 from scheduler.journal import Journal
 from scheduler.links import Recorder, SequenceRecord
@@ -74,6 +75,7 @@ class Driver:
         self.request = request
         now = time.monotonic()
         self._deadline = math.inf if request.timeout is None else now + request.timeout
+        self._admission = Admission(config, pool, request, self._deadline)
         self._answer = Answer(request, log, now)
         self._verifying = Verifying(config, request, sequence_id, stop, log, self._deadline)
         self._journal = Journal(sequence_id, readers)
@@ -81,8 +83,6 @@ class Driver:
         self._drafting = Drafting(config, request, stop, log, self.tally)
         self._control = Control(policy, log, self.tally, stop.max_length, config.fan_out)
         self._about = about(sequence_id, request.traceparent)
-        self._placing_since: float | None = None
-        self.waits_for_room = False
         self._finish_reason: FinishReason | None = None
         self.inbox = Inbox()
         self.sequence_id = sequence_id
@@ -97,6 +97,11 @@ class Driver:
     def target(self) -> Worker | None:
         """Where the sequence is open."""
         return self._verifying.worker
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Its target has none."""
+        return self._admission.waits_for_room
 
     @property
     def speculates(self) -> bool:
@@ -178,8 +183,7 @@ class Driver:
             self._on_draft(worker, result)
 
     async def _passed(self, now: float) -> None:
-        if now >= self._deadline:
-            raise DeadlineExceeded(f"the request's deadline of {self.request.timeout:g} s passed")
+        self._admission.check_deadline(now)
         if now >= self._verifying.lost_at:
             await self._fail_over(f"no progress for {self._config.round_timeout:g} s", avoid=True)
         elif now >= self._drafting.due_at:
@@ -188,13 +192,7 @@ class Driver:
 
     async def _place(self, avoid: Worker | None, cause: str = "") -> None:
         """Opens the log on a live target under a new epoch, waiting for one as long as admission allows."""
-        since = self._placing_since = self._placing_since or time.monotonic()
-        until = min(since + self._config.admission_timeout, self._deadline)
-        target = await self._pool.wait_for_target(self.request.model, avoid, until)
-        if target is None and time.monotonic() >= self._deadline:
-            raise DeadlineExceeded(f"the request's deadline of {self.request.timeout:g} s passed")
-        if target is None:
-            raise Unavailable(f"no live target worker within {self._config.admission_timeout:g} s")
+        target = await self._admission.target(avoid)
         now = time.monotonic()
         self._verifying.raise_epoch()
         self._choose_drafter(target, now)
@@ -262,9 +260,7 @@ class Driver:
             self._verifying.raise_epoch(refusal.held_epoch.number)
             await self._fail_over(refusal.message)
         elif refusal.reason is RefusalReason.CAPACITY:
-            self.waits_for_room = True
-            if time.monotonic() - (self._placing_since or math.inf) >= self._config.admission_timeout:
-                raise Overloaded(f"no target worker has room: {refusal.message}")
+            self._admission.no_room(refusal.message)
             await asyncio.sleep(0.1)
             await self._fail_over(refusal.message, avoid=True)
         else:
@@ -294,9 +290,10 @@ class Driver:
 
     def _append(self, body: Committed, now: float) -> None:
         position = self._answer.add(body, now)
+        self.inbox.look_up()  # woken first, its reader writes the event before what is asked for below is sent
         self.tally.streamed(len(body.token_ids))
         self._control.committed(body, self._verifying.plain, now)
-        self._placing_since, self.waits_for_room = None, False
+        self._admission.over()
         self._journal.committed(body, self.log, position, self._control.reason, now)
         self._recorder.record(self.record())
 

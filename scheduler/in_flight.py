@@ -58,6 +58,10 @@ class Outcome:
     fan_out_misses: int = 0
     decided: tuple[BlockOutcome, ...] = field(default=(), compare=False)
 
+    @property
+    def num_ahead(self) -> int:
+        return self.hits + self.misses + self.fan_out_hits + self.fan_out_misses
+
 
 NOTHING = Outcome()
 

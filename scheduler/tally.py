@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import lru_cache
 from types import TracebackType
 
 from scheduler import counters as metrics
 from scheduler.counters import Counters, Metric, position_labels
-from scheduler.in_flight import NOTHING, Outcome
+from scheduler.in_flight import Outcome
 from scheduler.journal import Journal
 from scheduler.request import Event, SpeculationSummary, Started, Tokens
 from specdec.commit import FinishReason
 from specdec.decision import Decision
 from specdec.messages import Committed
+from specdec.metric import Addition
 
 
 class Tally:
@@ -29,14 +31,7 @@ class Tally:
     def step(self, committed: Committed) -> int:
         """One step of the target, told for the first time. Returns how many candidates were accepted."""
         accepted = self.summary.count(committed)
-        add = self._counters.add
-        add(metrics.MODE, 1, "speculative" if committed.num_draft_tokens else "plain")
-        if committed.num_draft_tokens:
-            add(metrics.NUM_DRAFTS, 1, self.drafter)
-            add(metrics.NUM_DRAFT_TOKENS, committed.num_draft_tokens, self.drafter)
-            add(metrics.NUM_ACCEPTED_TOKENS, accepted, self.drafter)
-        for label in position_labels(accepted):
-            add(metrics.NUM_ACCEPTED_TOKENS_PER_POS, 1, label)
+        self._counters.add_each(_additions_of_step(self.drafter, committed.num_draft_tokens, accepted))
         return accepted
 
     def streamed(self, tokens: int) -> None:
@@ -49,7 +44,7 @@ class Tally:
         self._counters.add(metrics.STALE_BLOCKS)
 
     def ahead(self, outcome: Outcome) -> None:
-        if outcome == NOTHING:
+        if not outcome.num_ahead:
             return
         self.summary.num_ahead_hits += outcome.hits
         self.summary.num_ahead_misses += outcome.misses
@@ -83,6 +78,20 @@ class Tally:
 
     def waited_for_draft(self, seconds: float) -> None:
         self._counters.add(metrics.DRAFT_WAIT, seconds)
+
+
+@lru_cache(maxsize=1024)
+def _additions_of_step(drafter: str, num_draft_tokens: int, accepted: int) -> tuple[Addition, ...]:
+    """What one step of the target adds to the counters: a few kinds of steps are nearly all."""
+    if not num_draft_tokens:
+        return ((metrics.MODE, 1, ("plain",)),)
+    return (
+        (metrics.MODE, 1, ("speculative",)),
+        (metrics.NUM_DRAFTS, 1, (drafter,)),
+        (metrics.NUM_DRAFT_TOKENS, num_draft_tokens, (drafter,)),
+        (metrics.NUM_ACCEPTED_TOKENS, accepted, (drafter,)),
+        *((metrics.NUM_ACCEPTED_TOKENS_PER_POS, 1, (label,)) for label in position_labels(accepted)),
+    )
 
 
 class RequestTimes:

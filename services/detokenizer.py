@@ -26,6 +26,7 @@ class TokenReader:
         self._inner = inner
         self._special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
         self._bytes: dict[tuple[int, bool], bytes] = {}
+        self._tokens: dict[int, str] = {}
 
     def byte_level(self, token_id: int, skip_special_tokens: bool) -> bytes:
         """As `read`, where each token is a run of bytes; none for an id that decoding leaves out. Remembered for all
@@ -40,9 +41,11 @@ class TokenReader:
 
     def read(self, token_id: int, skip_special_tokens: bool) -> str | None:
         """None for an id that decoding leaves out."""
-        if not 0 <= token_id < 1 << 32:
-            return None
-        token: str | None = self._inner.id_to_token(token_id)
+        token = self._tokens.get(token_id)
+        if token is None:
+            if not 0 <= token_id < 1 << 32 or (token := self._inner.id_to_token(token_id)) is None:
+                return None
+            self._tokens[token_id] = token
         return None if skip_special_tokens and token in self._special else token
 
 

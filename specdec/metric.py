@@ -6,7 +6,7 @@ counters. Every label has few values: none comes from a user.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import product
@@ -43,11 +43,19 @@ class Metric:
         return tuple(product(*self.values)) if len(self.values) == len(self.labels) else ()
 
 
+Addition = tuple[Metric, float, Labels]
+"""By how much a counter rises."""
+
+
 class Counters(Protocol):
     """Never blocks and never fails. Of one metric only one thread counts."""
 
     def add(self, metric: Metric, amount: float = 1.0, *labels: str) -> None:
         """Raises a counter by `amount` >= 0. labels: one value for each of the metric's."""
+        ...
+
+    def add_each(self, additions: Iterable[Addition]) -> None:
+        """As `add`, what belongs together in one call."""
         ...
 
     def observe(self, metric: Metric, value: float, *labels: str, traceparent: str = "") -> None:
@@ -59,6 +67,9 @@ class NoCounters:
     """Implements `Counters` where nobody looks."""
 
     def add(self, metric: Metric, amount: float = 1.0, *labels: str) -> None:
+        pass
+
+    def add_each(self, additions: Iterable[Addition]) -> None:
         pass
 
     def observe(self, metric: Metric, value: float, *labels: str, traceparent: str = "") -> None:

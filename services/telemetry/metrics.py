@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Union
 
-from specdec.metric import Kind, Labels, Metric, Readings
+from specdec.metric import Addition, Kind, Labels, Metric, Readings
 
 MAX_SERIES = 200
 """Of one metric. Series beyond share the label value `other`: no fault can fill the memory of whoever scrapes."""
@@ -98,6 +98,14 @@ class Metrics:
         except KeyError:
             labels = _admitted(metric, labels, len(series))
             series[labels] = series.get(labels, 0.0) + amount
+
+    def add_each(self, additions: Iterable[Addition]) -> None:
+        counts = self._counts
+        for metric, amount, labels in additions:
+            try:
+                counts[metric.name][labels] += amount
+            except KeyError:
+                self.add(metric, amount, *labels)
 
     def observe(self, metric: Metric, value: float, *labels: str, traceparent: str = "") -> None:
         series = self._histograms[metric.name]

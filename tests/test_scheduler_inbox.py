@@ -16,8 +16,8 @@ from scheduler.driver import Driver
 from scheduler.errors import Unavailable
 from scheduler.inbox import Inbox
 from scheduler.request import Event, Finished, GenerationRequest, Speculation, Tokens
-from scheduler.worker import AnyResult, Worker
-from specdec.messages import Committed, Epoch, Header, Opened, Role, TargetResult
+from scheduler.worker import AnyItem, AnyResult, Worker
+from specdec.messages import Committed, DraftAdvance, Epoch, Header, Opened, Role, TargetResult
 from specdec.params import SamplingParams
 from tools.continuations import LawContinuation
 from tools.deployment import Deployment, quick_config
@@ -58,6 +58,25 @@ async def test_a_limit_that_comes_nearer_ends_the_wait() -> None:
     async with asyncio.timeout(5.0):
         assert await reader is None
     assert not inbox.idle
+
+
+async def test_an_event_is_written_before_what_is_asked_for_behind_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link sends in a task of its own, a turn of the event loop later."""
+    order: list[str] = []
+    send = Worker.send
+
+    def sent_later(worker: Worker, item: AnyItem) -> None:
+        if isinstance(item.body, DraftAdvance):
+            asyncio.get_running_loop().call_soon(order.append, "asked")
+        send(worker, item)
+
+    monkeypatch.setattr(Worker, "send", sent_later)
+    async with Deployment([TableModel(LAW)], [ScriptedDrafter(oracle, LawContinuation(LAW))], quick_config()) as system:
+        request = GenerationRequest((1, 2, 3), SamplingParams(temperature=0.0), max_tokens=50)
+        async for event in system.scheduler.generate(request):
+            if isinstance(event, Tokens):
+                order.append("event")
+    assert order == ["event", "asked"] * 9 + ["event"]
 
 
 async def test_limits_that_lie_ever_later_cost_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,21 @@ it follows the position inside a block.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec import sampling
 from specdec.grammar import TokenMask
 from specdec.params import SamplingParams, StopConditions
+from specdec.sampling import DegenerateLogits
+from specdec.support import highest_of
 
 Path = Sequence[int]
 """Tokens behind the log, down to and including the candidate that a row stands at."""
@@ -44,9 +49,19 @@ class Law:
         """The token of each row under the shared noise. Raises DegenerateLogits."""
         if self.params.temperature == 0.0:
             return sampling.greedy(self.edited(logits, paths))
+        return [best[0][0] for best in self.likeliest(logits, paths, 1)]
+
+    def likeliest(self, logits: Tensor, paths: Sequence[Path], count: int) -> list[list[tuple[int, float]]]:
+        """Of each row the `count` tokens that come first under the shared noise, the lowest id of equals, each with its
+        score: edited logits when greedy, `log p + g` else. Fewer where fewer may be drawn. Raises DegenerateLogits."""
+        if self.params.temperature == 0.0 or logits.is_cuda:
+            scores = self.scores(logits, paths)
+            if self.params.temperature > 0.0:
+                scores = torch.log(scores)
+            return [_first(row, count) for row in scores.numpy(force=True)]
         return [
-            sampling.highest(sampling.perturbed(row, self.params.seed, self.position(path))[None])[0]
-            for row, path in zip(self.probs(logits, paths), paths, strict=True)
+            support.likeliest(self.params.seed, self.position(path), count)
+            for support, path in zip(sampling.supports(self.edited(logits, paths), self.params), paths, strict=True)
         ]
 
     def scores(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
@@ -120,6 +135,14 @@ def _draw_group(params: SamplingParams, members: Sequence[Rows]) -> Tensor:
     logits = torch.cat([rows.law.edited(rows.logits, rows.paths).float() for rows in members])
     places = [place for rows in members for place in rows.law.places(rows.paths)]
     return sampling.draw_rows(logits, params, places)
+
+
+def _first(scores: NDArray[np.float32], count: int) -> list[tuple[int, float]]:
+    """Of one row [vocab]. Raises DegenerateLogits."""
+    best = highest_of(scores, min(count, len(scores)))
+    if not math.isfinite(best[0][1]):
+        raise DegenerateLogits("logits hold NaN or no finite value")
+    return [(token_id, score) for token_id, score in best if score > -math.inf]
 
 
 def unpacked(mask: bytes, vocabulary_size: int) -> Tensor:

@@ -22,9 +22,7 @@ def margins(law: Law, logits: Tensor, paths: Sequence[Path], token_ids: Sequence
     counts as another one, and one that it might let out has won by nothing.
     """
     if noise == 0.0 or law.params.temperature == 0.0 or not _filters(law.params):
-        scores = law.scores(logits, paths)
-        best = (scores if law.params.temperature == 0.0 else torch.log(scores)).topk(2, dim=-1).values
-        return (best[:, 0] - best[:, 1]).tolist()
+        return [best[0][1] - best[1][1] if len(best) > 1 else math.inf for best in law.likeliest(logits, paths, 2)]
     tempered = law.edited(logits, paths).float() / law.params.temperature
     certain, possible = filter_bounds(tempered, law.params, noise)
     won: list[float] = []

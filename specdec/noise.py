@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+_Words = TypeVar("_Words", Tensor, NDArray[np.int32])
 _MASK64 = (1 << 64) - 1
 
 
@@ -36,23 +40,34 @@ def _as_int32(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def _mix32(words: Tensor) -> Tensor:
-    """A bijective 32-bit mixing of int32 words: xor-shift-multiply with low bias; multiplication wraps."""
-    words = words ^ ((words >> 16) & 0xFFFF)
-    words = words * 0x7FEB352D
-    words = words ^ ((words >> 15) & 0x1FFFF)
-    words = words * _as_int32(0x846CA68B)
-    return words ^ ((words >> 16) & 0xFFFF)
+def _mix32(words: _Words) -> None:
+    """A bijective 32-bit mixing of int32 words, in place: xor-shift-multiply with low bias; multiplication wraps."""
+    words ^= (words >> 16) & 0xFFFF
+    words *= 0x7FEB352D
+    words ^= (words >> 15) & 0x1FFFF
+    words *= _as_int32(0x846CA68B)
+    words ^= (words >> 16) & 0xFFFF
 
 
 def random_bits(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """`r` for each of `token_ids` (any integer dtype): int64 in [0, 2^32), same shape and device."""
-    return _mixed(*_position_keys(seed, position), token_ids)
+    return _widened(_mixed(*_position_keys(seed, position), token_ids.to(torch.int32)))
 
 
-def _mixed(key_high: int | Tensor, key_low: int | Tensor, token_ids: Tensor) -> Tensor:
-    words = _mix32(token_ids.to(torch.int32) ^ key_low)
-    words = _mix32(words + key_high)
+def random_words(seed: int, position: int, token_ids: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """`r` for each of `token_ids`, on a CPU, where numpy makes no copies."""
+    return _mixed(*_position_keys(seed, position), token_ids).view(np.uint32)
+
+
+def _mixed(key_high: int | Tensor, key_low: int | Tensor, token_ids: _Words) -> _Words:
+    words = token_ids ^ key_low
+    _mix32(words)
+    words += key_high
+    _mix32(words)
+    return words
+
+
+def _widened(words: Tensor) -> Tensor:
     return words.to(torch.int64) & 0xFFFFFFFF
 
 
@@ -93,9 +108,15 @@ def exponential_rows(places: Sequence[tuple[int, int]], vocabulary_size: int, de
     if device.type == "cuda":
         keys = keys.pin_memory().to(device, non_blocking=True)
     token_ids = torch.arange(vocabulary_size, dtype=torch.int32, device=device)
-    return _exponential(_mixed(keys[:, :1], keys[:, 1:], token_ids))
+    return _exponential(_widened(_mixed(keys[:, :1], keys[:, 1:], token_ids)))
 
 
 def _exponential(bits: Tensor) -> Tensor:
     uniform = (bits.to(torch.float64) + 0.5) * 2.0**-32
     return (-torch.log1p(-uniform)).to(torch.float32)
+
+
+def exponential_of(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """`e` for each `r`."""
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-32
+    return (-np.log1p(-uniform)).astype(np.float32)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.noise import exponential, exponential_rows
 from specdec.params import SamplingParams, StopConditions
-
-_TOP_P_SHORTLIST = 1024
+from specdec.support import Support, keep_typical
 
 NOTHING = -1
 """Stands for the token of a row that leaves nothing to draw; no candidate equals it."""
@@ -27,15 +28,33 @@ def process_logits(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law of the next token, float32 [rows, vocab], each row summing to 1.
 
     logits: float [rows, vocab]. Order as in transformers: temperature, top-k, top-p, min-p, typical-p. At temperature 0
-    all mass is on the highest logit (lowest id of equals).
+    all mass is on the highest logit (lowest id of equals). Raises DegenerateLogits.
     """
+    if params.temperature > 0.0 and not logits.is_cuda:
+        return torch.stack([support.dense(logits.shape[-1]) for support in supports(logits, params)])
     logits = logits.float()
     highest = logits.max(dim=-1, keepdim=True).values
     if not torch.isfinite(highest).all():
         raise DegenerateLogits("logits hold NaN or no finite value")
     if params.temperature == 0.0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    return _law((logits - highest) / params.temperature, params, may_wait=True)
+    return dense_law((logits - highest) / params.temperature, params)
+
+
+def supports(logits: Tensor, params: SamplingParams) -> list[Support]:
+    """The law of each row of `logits`, float [rows, vocab] on a CPU, at a temperature above 0. Raises
+    DegenerateLogits."""
+    return [_support(row, params) for row in logits.float().numpy()]
+
+
+def _support(row: NDArray[np.float32], params: SamplingParams) -> Support:
+    highest = row[row.argmax()]
+    if not np.isfinite(highest):
+        raise DegenerateLogits("logits hold NaN or no finite value")
+    scores = row - highest
+    with np.errstate(over="ignore"):
+        scores /= np.float32(params.temperature)
+    return Support.of(scores, params)
 
 
 def draw_rows(logits: Tensor, params: SamplingParams, places: Sequence[tuple[int, int]]) -> Tensor:
@@ -47,23 +66,24 @@ def draw_rows(logits: Tensor, params: SamplingParams, places: Sequence[tuple[int
     if params.temperature == 0.0:
         token_ids = logits.argmax(dim=-1)
     else:
-        probs = _law((logits - highest) / params.temperature, params, may_wait=False)
+        probs = dense_law((logits - highest) / params.temperature, params)
         token_ids = (probs / exponential_rows(places, probs.shape[-1], probs.device)).argmax(dim=-1)
     return torch.where(torch.isfinite(highest.squeeze(-1)), token_ids, NOTHING)
 
 
-def _law(scores: Tensor, params: SamplingParams, may_wait: bool) -> Tensor:
-    """Probabilities of tempered scores, both [rows, vocab]. may_wait: for the device, where that saves work."""
+def dense_law(scores: Tensor, params: SamplingParams) -> Tensor:
+    """Probabilities of tempered scores, both [rows, vocab], the highest of a row 0. It waits for no device and looks at
+    the whole vocabulary; on a CPU `Support` is the same law."""
     if 0 < params.top_k < scores.shape[-1]:
         scores = _keep_top_k(scores, params.top_k)
     if params.top_p < 1.0:
-        scores = _keep_top_p(scores, params.top_p, may_wait)
+        scores = _keep_top_p(scores, params.top_p)
     probs = torch.softmax(scores, dim=-1)
     if params.min_p > 0.0:
         probs = torch.where(probs < params.min_p * probs.max(dim=-1, keepdim=True).values, 0.0, probs)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if params.typical_p < 1.0:
-        probs = _keep_typical(probs, params.typical_p)
+        probs = keep_typical(probs, params.typical_p)
     return probs
 
 
@@ -73,36 +93,14 @@ def _keep_top_k(scores: Tensor, top_k: int) -> Tensor:
     return scores.masked_fill(scores < threshold, -torch.inf)
 
 
-def _keep_top_p(scores: Tensor, top_p: float, may_wait: bool) -> Tensor:
-    """-inf outside the smallest set of highest scores whose mass reaches `top_p`; the highest always stays.
-
-    Works on a shortlist, and sorts the whole vocabulary only for rows whose shortlist is short of the mass; or always,
-    if it may not wait to know that.
-    """
-    probs = torch.softmax(scores, dim=-1)
-    size = min(_TOP_P_SHORTLIST, probs.shape[-1])
-    if may_wait or size == probs.shape[-1]:
-        shortlist, ids = torch.topk(probs, size, dim=-1, sorted=True)
-    if size < probs.shape[-1] and (not may_wait or bool((shortlist.sum(dim=-1) < top_p).any())):
-        shortlist, ids = torch.sort(probs, dim=-1, descending=True, stable=True)
-    mass_before = shortlist.cumsum(dim=-1) - shortlist
+def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
+    """-inf outside the smallest set of highest scores whose mass reaches `top_p`, the lowest of equals first; the
+    highest always stays."""
+    ordered, ids = torch.sort(torch.softmax(scores, dim=-1), dim=-1, descending=True, stable=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered
     kept = torch.full_like(scores, -torch.inf)
     kept_scores = scores.gather(-1, ids).masked_fill(mass_before >= top_p, -torch.inf)
     return kept.scatter_(-1, ids, kept_scores)
-
-
-def _keep_typical(probs: Tensor, typical_p: float) -> Tensor:
-    """Locally typical sampling (Meister et al., arXiv 2202.00666): the tokens whose surprise is nearest to the entropy,
-    until their mass reaches `typical_p`."""
-    surprise = -torch.log(probs)
-    entropy = torch.where(probs > 0, probs * surprise, 0.0).sum(dim=-1, keepdim=True)
-    distance = torch.where(probs > 0, (surprise - entropy).abs(), torch.inf)
-    order = torch.sort(distance, dim=-1, stable=True).indices
-    ordered = probs.gather(-1, order)
-    mass_before = ordered.cumsum(dim=-1) - ordered
-    kept = ordered.masked_fill(mass_before >= typical_p, 0.0)
-    probs = torch.zeros_like(probs).scatter_(-1, order, kept)
-    return probs / probs.sum(dim=-1, keepdim=True)
 
 
 def penalise(row: Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams) -> Tensor:
@@ -149,12 +147,7 @@ def apply_fixed_edits(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def perturbed(probs: Tensor, seed: int, position: int) -> Tensor:
     """`probs / e` for one row [vocab], float32: its order is that of `log p + g`."""
-    support = probs.nonzero().squeeze(-1)
-    if support.numel() * 4 > probs.numel():
-        return probs / exponential(seed, position, torch.arange(probs.shape[-1], device=probs.device))
-    scores = torch.zeros_like(probs)
-    scores[support] = probs[support] / exponential(seed, position, support)
-    return scores
+    return probs / exponential(seed, position, torch.arange(probs.shape[-1], device=probs.device))
 
 
 def greedy(logits: Tensor) -> list[int]:

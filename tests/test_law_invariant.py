@@ -15,8 +15,9 @@ from specdec.candidates import EMPTY, CandidateTree
 from specdec.noise import Domain, exponential, random_bits, uniforms
 from specdec.params import NO_REPORT, SamplingParams, StopConditions
 from specdec.sampling import process_logits
+from specdec.support import Support
 from target_worker.decide import decide
-from tools.law_seams import PERTURBED, TARGET_LAW
+from tools.law_seams import TARGET_LAW
 from tools.law_statistics import ALPHA
 from tools.table_law import TableLaw
 
@@ -119,9 +120,10 @@ def test_uniforms_are_even_and_neighbours_independent(axis: str) -> None:
 def test_tail_tokens_are_drawn_at_their_rate() -> None:
     """131 071 tokens of 1e-6 each beside one that has the rest: their total is 0.13107 a draw."""
     tail, each, draws = 2**17 - 1, 1e-6, 1000
-    probs = torch.full((tail + 1,), each)
+    probs = np.full(tail + 1, each, np.float32)
     probs[0] = 1 - tail * each
-    drawn = torch.tensor([int(PERTURBED(probs, seed, 40).argmax()) for seed in range(draws)])
+    support = Support(np.arange(tail + 1, dtype=np.int32), probs)
+    drawn = torch.tensor([support.likeliest(seed, 40, 1)[0][0] for seed in range(draws)])
     count = int((drawn > 0).sum())
     assert stats.binomtest(count, draws, tail * each).pvalue > ALPHA, f"{count} of {draws * tail * each:.0f}"
     quarters = np.bincount((drawn[drawn > 0] * 4 // (tail + 1)).numpy(), minlength=4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from specdec.noise import exponential, random_bits
+from specdec.noise import exponential, exponential_of, random_bits, random_words
 
 # (seed, position, token id) -> r. Committed: a change of any bit changes what every seed means.
 VECTORS = {
@@ -49,6 +49,9 @@ def test_exponential_is_the_rounded_float64_value_over_a_whole_vocabulary() -> N
     expected = (-np.log1p(-(bits + 0.5) * 2.0**-32)).astype(np.float32)
     actual = exponential(11, 5, ids).numpy()
     assert np.array_equal(actual, expected)
+    words = random_words(11, 5, np.arange(151_936, dtype=np.int32))
+    assert np.array_equal(words, bits)
+    assert np.array_equal(exponential_of(words), actual)
     assert actual.min() > 0.0
     assert math.isfinite(float(actual.max()))
 

@@ -98,13 +98,6 @@ def test_draws_follow_the_law(axis: str) -> None:
     assert stats.chisquare(drawn[support], expected / expected.sum() * count).pvalue > 1e-3
 
 
-def test_the_sparse_and_the_dense_way_give_the_same_scores() -> None:
-    probs = process_logits(torch.randn(1, 4000), SamplingParams(top_k=300))[0]
-    dense = torch.where(probs > 0, perturbed(probs + 1e-30, 5, 6), 0.0)
-    assert torch.equal(perturbed(probs, 5, 6) > 0, probs > 0)
-    assert torch.allclose(perturbed(probs, 5, 6), dense, rtol=1e-6)
-
-
 def test_a_draw_does_not_depend_on_its_neighbours_rows() -> None:
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(4))
     params = SamplingParams(temperature=1.3, top_p=0.8, seed=9)

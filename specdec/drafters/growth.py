@@ -84,15 +84,10 @@ class Growth:
 
     def _shared_draw(self, logits: Tensor) -> _Depth:
         """The target's draw as the drafter sees it; its siblings are what the target would draw next likeliest."""
-        scores = self.law.scores(logits, [self.spine])
-        ids, top = _highest(scores, min(max(self.job.width, 2), scores.shape[-1]))
-        if not math.isfinite(top[0]):
-            raise DegenerateLogits("logits hold NaN or no finite value")
-        if self.job.sampling.temperature > 0:
-            top = [math.log(score) if score > 0 else -math.inf for score in top]
-        others = [i for i, score in zip(ids[1:], top[1:], strict=True) if score > -math.inf]
-        lead = top[0] - top[1] if len(top) > 1 else math.inf
-        return _Depth((ids[0], *others[: self.job.width - 1]), 1 / (1 + math.exp(-lead)))
+        [best] = self.law.likeliest(logits, [self.spine], max(self.job.width, 2))
+        token_ids = tuple(token_id for token_id, _ in best[: self.job.width])
+        lead = best[0][1] - best[1][1] if len(best) > 1 else math.inf
+        return _Depth(token_ids, 1 / (1 + math.exp(-lead)))
 
     def _own_draw(self, logits: Tensor) -> _Depth:
         """Draws of the drafter's own, without replacement, from exactly the laws that are sent."""
@@ -108,17 +103,3 @@ class Growth:
             laws.append(law)
             law = law.without(token_ids[-1])
         return _Depth(tuple(token_ids), confidence, tuple(laws))
-
-
-def _highest(scores: Tensor, count: int) -> tuple[list[int], list[float]]:
-    """The ids of the `count` highest of scores [1, vocab], the lowest of equals first, and their scores."""
-    row = scores[0].numpy(force=True)
-    ids: list[int] = []
-    top: list[float] = []
-    for _ in range(count):
-        ids.append(int(row.argmax()))
-        top.append(float(row[ids[-1]]))
-        row[ids[-1]] = -math.inf
-    for token_id, score in zip(reversed(ids), reversed(top), strict=True):  # a copy would take longer than the search
-        row[token_id] = score
-    return ids, top

@@ -7,23 +7,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from specdec.accept import Accepted, accepted_path
 from specdec.candidates import ROOT, CandidateTree
-from tools.law_seams import ACCEPT_INVARIANT, EXPONENTIAL, RANDOM_SEED, ROW_LAW
+from tools.law_seams import ACCEPT_INVARIANT, RANDOM_SEED, RANDOM_WORDS, ROW_LAW
 
 
 def noise_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two neighbouring positions share their noise."""
 
     def wrap(real: Any) -> Any:
-        def faulty(seed: int, position: int, token_ids: Tensor) -> Any:
+        def faulty(seed: int, position: int, token_ids: Any) -> Any:
             return real(seed, position // 2 * 2, token_ids)
 
         return faulty
 
-    EXPONENTIAL.plant(monkeypatch, wrap)
+    RANDOM_WORDS.plant(monkeypatch, wrap)
 
 
 def one_noise_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

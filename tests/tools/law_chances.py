@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec import noise
@@ -83,19 +85,21 @@ class SeededChances:
 class SeedColumn:
     """Stands for many seeds where the noise takes one; see `many_seeds`."""
 
-    def __init__(self, seeds: Sequence[int], rows: Tensor | None = None, keys: dict[int, Tensor] | None = None) -> None:
+    def __init__(
+        self, seeds: Sequence[int], rows: Tensor | None = None, keys: dict[int, NDArray[np.int32]] | None = None
+    ) -> None:
         self._seeds = seeds
         self._rows = rows
         self._keys = {} if keys is None else keys  # of all seeds, by position
 
-    def keys(self, position: int) -> tuple[Tensor, Tensor]:
+    def keys(self, position: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Those of each row's seed, both int32 [rows, 1]."""
         keys = self._keys.get(position)
         if keys is None:
             pairs = [_ONE_KEY(seed, position) for seed in self._seeds]
-            keys = self._keys[position] = torch.tensor(pairs, dtype=torch.int32)
+            keys = self._keys[position] = np.array(pairs, dtype=np.int32)
         if self._rows is not None:
-            keys = keys[self._rows]
+            keys = keys[self._rows.numpy()]
         return keys[:, :1], keys[:, 1:]
 
     def rows(self, rows: Tensor) -> SeedColumn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,14 @@ from specdec.candidates import ROOT, CandidateTree
 from specdec.params import AcceptRule
 from tools.law_cells import ANSWER_LENGTH, PROMPT, VOCABULARY_SIZE, LawCell
 from tools.law_chances import Chances, SeedColumn, many_seeds
-from tools.law_seams import ACCEPT_BLOCK, ACCEPT_INVARIANT, ACCEPT_REJECTION, DRAW_CANDIDATE, PERTURBED
+from tools.law_seams import (
+    ACCEPT_BLOCK,
+    ACCEPT_INVARIANT,
+    ACCEPT_REJECTION,
+    DRAW_CANDIDATE,
+    EXPONENTIAL,
+    RANDOM_WORDS,
+)
 from tools.law_tables import LawTables
 
 
@@ -176,9 +184,8 @@ class InvariantDraws(Draws):
         return self._perturbed(self._tables.target[depth][paths], depth, rows).argmax(dim=-1)
 
     def _perturbed(self, probs: Tensor, depth: int, rows: Tensor) -> Tensor:
-        """`perturbed` takes the dense way for this: every row has a wide support."""
-        scores: Tensor = PERTURBED(probs, self._seeds.rows(rows), len(PROMPT) + depth)
-        return scores
+        words = RANDOM_WORDS(self._seeds.rows(rows), len(PROMPT) + depth, np.arange(probs.shape[-1], dtype=np.int32))
+        return probs / torch.from_numpy(EXPONENTIAL(words))
 
 
 class _NoChances:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,31 +44,38 @@ class Law:
 
         Raises DegenerateLogits if a row leaves nothing to draw.
         """
-        return sampling.process_logits(self.edited(logits, paths), self.params)
+        with self.edited(logits, paths) as edited:
+            return sampling.process_logits(edited, self.params)
 
     def draw(self, logits: Tensor, paths: Sequence[Path]) -> list[int]:
         """The token of each row under the shared noise. Raises DegenerateLogits."""
         if self.params.temperature == 0.0:
-            return sampling.greedy(self.edited(logits, paths))
+            with self.edited(logits, paths) as edited:
+                return sampling.greedy(edited)
         return [best[0][0] for best in self.likeliest(logits, paths, 1)]
 
     def likeliest(self, logits: Tensor, paths: Sequence[Path], count: int) -> list[list[tuple[int, float]]]:
         """Of each row the `count` tokens that come first under the shared noise, the lowest id of equals, each with its
         score: edited logits when greedy, `log p + g` else. Fewer where fewer may be drawn. Raises DegenerateLogits."""
-        if self.params.temperature == 0.0 or logits.is_cuda:
+        if logits.is_cuda:
             scores = self.scores(logits, paths)
             if self.params.temperature > 0.0:
                 scores = torch.log(scores)
             return [_first(row, count) for row in scores.numpy(force=True)]
+        with self.edited(logits, paths) as edited:
+            if self.params.temperature == 0.0:
+                return [_first(row, count) for row in edited.float().numpy()]
+            supports = sampling.supports(edited, self.params)
         return [
             support.likeliest(self.params.seed, self.position(path), count)
-            for support, path in zip(sampling.supports(self.edited(logits, paths), self.params), paths, strict=True)
+            for support, path in zip(supports, paths, strict=True)
         ]
 
     def scores(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
         """What `draw` takes the argmax of: edited logits when greedy, `probs / e` else; [rows, vocab]."""
         if self.params.temperature == 0.0:
-            return self.edited(logits, paths).float()
+            with self.edited(logits, paths) as edited:
+                return edited.float() if edited is not logits else edited.to(torch.float32, copy=True)
         probs = self.probs(logits, paths)
         rows = [
             sampling.perturbed(row, self.params.seed, self.position(path))
@@ -83,15 +91,16 @@ class Law:
         """Where the token behind `path` would stand in the log."""
         return len(self._log) + len(path)
 
-    def edited(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+    @contextmanager
+    def edited(self, logits: Tensor, paths: Sequence[Path]) -> Iterator[Tensor]:
         """Bias before penalties, as in transformers: a repetition penalty scales what the bias left. What is forbidden
-        stays so. The model's own row where nothing of it is asked."""
+        stays so. The model's own rows where no more is asked than a least length: to be read while this lasts."""
         params = self.params
-        logits = sampling.mask_early_stops(logits, [self.position(path) for path in paths], self.stop)
-        logits = sampling.apply_fixed_edits(logits, params)
-        if params.depends_on_history:
-            logits = torch.stack([self._row(row, path) for row, path in zip(logits, paths, strict=True)])
-        return logits
+        with sampling.early_stops_masked(logits, [self.position(path) for path in paths], self.stop):
+            edited = sampling.apply_fixed_edits(logits, params)
+            if params.depends_on_history:
+                edited = torch.stack([self._row(row, path) for row, path in zip(edited, paths, strict=True)])
+            yield edited
 
     def _row(self, row: Tensor, path: Path) -> Tensor:
         """One row [vocab] after the edits that depend on log + path."""
@@ -132,8 +141,10 @@ def draw_together(batch: Sequence[Rows]) -> list[list[int]]:
 
 def _draw_group(params: SamplingParams, members: Sequence[Rows]) -> Tensor:
     """int64 [rows of all members]; their parameters differ in the seed at most."""
-    logits = torch.cat([rows.law.edited(rows.logits, rows.paths).float() for rows in members])
     places = [place for rows in members for place in rows.law.places(rows.paths)]
+    with ExitStack() as stack:
+        edited = [stack.enter_context(rows.law.edited(rows.logits, rows.paths)) for rows in members]
+        logits = torch.cat([rows.float() for rows in edited])
     return sampling.draw_rows(logits, params, places)
 
 

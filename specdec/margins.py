@@ -23,7 +23,8 @@ def margins(law: Law, logits: Tensor, paths: Sequence[Path], token_ids: Sequence
     """
     if noise == 0.0 or law.params.temperature == 0.0 or not _filters(law.params):
         return [best[0][1] - best[1][1] if len(best) > 1 else math.inf for best in law.likeliest(logits, paths, 2)]
-    tempered = law.edited(logits, paths).float() / law.params.temperature
+    with law.edited(logits, paths) as edited:
+        tempered = edited.float() / law.params.temperature
     certain, possible = filter_bounds(tempered, law.params, noise)
     won: list[float] = []
     for row, (path, token_id) in enumerate(zip(paths, token_ids, strict=True)):

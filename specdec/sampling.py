@@ -5,7 +5,8 @@ Target and drafter use the same functions with the same parameters; only then do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -168,17 +169,21 @@ def highest(scores: Tensor) -> list[int]:
     return places
 
 
-def _copied(logits: Tensor) -> Tensor:
-    """A few rows are copied by one thread sooner than torch wakes its others for it."""
-    return logits.clone() if logits.is_cuda else torch.from_numpy(logits.numpy().copy())
-
-
-def mask_early_stops(logits: Tensor, positions: Sequence[int], stop: StopConditions) -> Tensor:
-    """`logits` [rows, vocab] with -inf at the stop tokens in rows where the log is shorter than `stop.min_length`."""
+@contextmanager
+def early_stops_masked(logits: Tensor, positions: Sequence[int], stop: StopConditions) -> Iterator[None]:
+    """While it lasts, `logits` [rows, vocab] are -inf at the stop tokens in rows where the log is shorter than
+    `stop.min_length`: a masked copy would take longer than to draw from it."""
     early = [row for row, position in enumerate(positions) if position < stop.min_length]
     banned = [token_id for token_id in stop.stop_token_ids if token_id < logits.shape[-1]]
     if not early or not banned:
-        return logits
-    masked = _copied(logits)
-    masked[torch.tensor(early).unsqueeze(-1), torch.tensor(banned)] = -torch.inf
-    return masked
+        yield
+        return
+    places = torch.tensor(early).unsqueeze(-1), torch.tensor(banned)
+    with torch.inference_mode():  # in which engines make them
+        own = logits[places]
+        logits[places] = -torch.inf
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            logits[places] = own

@@ -109,3 +109,21 @@ def test_stop_tokens_are_not_drawn_before_the_least_length() -> None:
     stop = StopConditions(prompt_length=4, max_length=20, min_length=6, stop_token_ids=frozenset({2}))
     logits = torch.tensor([[0.0, 1.0, 9.0]]).repeat(4, 1)
     assert draw(logits, SamplingParams(temperature=0.0), [4, 5, 6, 7], stop) == [1, 1, 2, 2]
+
+
+def test_logits_are_their_own_again_behind_a_draw_before_the_least_length() -> None:
+    stop = StopConditions(prompt_length=4, max_length=20, min_length=6, stop_token_ids=frozenset({2}))
+    with torch.inference_mode():  # as an engine's are, which nothing may write to elsewhere
+        logits = torch.tensor([[0.0, 1.0, 9.0]]).repeat(2, 1)
+    law = Law(SamplingParams(temperature=0.0), stop, [0] * 4)
+    paths: list[tuple[int, ...]] = [(), (1,)]
+    scores = law.scores(logits, paths)
+    assert law.draw(logits, paths) == [1, 1]
+    assert law.probs(logits, paths).argmax(dim=-1).tolist() == [1, 1]
+    assert logits[:, 2].tolist() == [9.0, 9.0]
+    assert scores[:, 2].tolist() == [-torch.inf, -torch.inf]
+    with torch.inference_mode():
+        logits[1, 1] = torch.nan
+    with pytest.raises(DegenerateLogits):
+        law.draw(logits, paths)
+    assert logits[0, 2] == 9.0

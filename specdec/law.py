@@ -75,7 +75,7 @@ class Law:
         """What `draw` takes the argmax of: edited logits when greedy, `probs / e` else; [rows, vocab]."""
         if self.params.temperature == 0.0:
             with self.edited(logits, paths) as edited:
-                return edited.float() if edited is not logits else edited.to(torch.float32, copy=True)
+                return edited.to(torch.float32, copy=True)
         probs = self.probs(logits, paths)
         rows = [
             sampling.perturbed(row, self.params.seed, self.position(path))
@@ -96,8 +96,9 @@ class Law:
         """Bias before penalties, as in transformers: a repetition penalty scales what the bias left. What is forbidden
         stays so. The model's own rows where no more is asked than a least length: to be read while this lasts."""
         params = self.params
-        with sampling.early_stops_masked(logits, [self.position(path) for path in paths], self.stop):
-            edited = sampling.apply_fixed_edits(logits, params)
+        logits = logits if logits.is_cuda else logits.float()
+        with sampling.early_stops_masked(logits, [self.position(path) for path in paths], self.stop) as edited:
+            edited = sampling.apply_fixed_edits(edited, params)
             if params.depends_on_history:
                 edited = torch.stack([self._row(row, path) for row, path in zip(edited, paths, strict=True)])
             yield edited

@@ -114,7 +114,8 @@ def goodput(inputs: Inputs, decision: Decision) -> float:
         verify = _verify(inputs, 1)
         return inputs.other_tokens / verify + 1 / _at_least(verify + inputs.overheads.plain, verify)
     shape = next(s for s in _shapes(inputs, decision.width) if s.length == decision.draft_length)
-    return _waiting(inputs, shape) if decision.window == 1 else _ahead(inputs, shape, decision.window)
+    in_vain = _in_vain(inputs)
+    return _waiting(inputs, shape, in_vain) if decision.window == 1 else _ahead(inputs, shape, decision.window, in_vain)
 
 
 class _Shape(NamedTuple):
@@ -138,11 +139,17 @@ def _shapes(inputs: Inputs, width: int) -> Iterator[_Shape]:
         yield _Shape(length, expected, full, before, _verify(inputs, 1 + length * width), inputs.draft(length))
 
 
-def _waiting(inputs: Inputs, shape: _Shape) -> float:
+def _in_vain(inputs: Inputs) -> float:
+    """Seconds of a plain step that was held back for a drafter without a candidate."""
+    verify = _verify(inputs, 1)
+    return _at_least(verify + inputs.draft(1) + inputs.link + inputs.overheads.wait, verify)
+
+
+def _waiting(inputs: Inputs, shape: _Shape, in_vain: float) -> float:
     """Stop-and-wait: everything one after the other."""
     round_trip = _at_least(shape.verify + shape.draft + inputs.link + inputs.overheads.wait, shape.verify)
     others = _others_meanwhile(inputs, shape, round_trip)
-    return others + _if_proposed(inputs, shape.expected, round_trip)
+    return others + _if_proposed(inputs, shape.expected, round_trip, in_vain)
 
 
 def _others_meanwhile(inputs: Inputs, shape: _Shape, round_trip: float) -> float:
@@ -156,7 +163,7 @@ def _others_meanwhile(inputs: Inputs, shape: _Shape, round_trip: float) -> float
     return inputs.other_tokens * (verifying / shape.verify + (1.0 - verifying - drafting) / alone)
 
 
-def _ahead(inputs: Inputs, shape: _Shape, window: int) -> float:
+def _ahead(inputs: Inputs, shape: _Shape, window: int, in_vain: float) -> float:
     """A run: one block that was waited for, then hits as long as everything is right, the guess of the bonus included.
     On a hit the longer of verify and draft is what takes time, if the window is large enough."""
     over, verify = inputs.overheads, shape.verify + inputs.ahead_extra
@@ -166,29 +173,28 @@ def _ahead(inputs: Inputs, shape: _Shape, window: int) -> float:
     hit_time = _at_least(max(verify, shape.draft, round_trip / window) + over.hit, verify)
     run_time = _at_least(round_trip + over.miss, verify) + hits * hit_time
     tokens = shape.expected + hits * (shape.expected - shape.full)
-    return inputs.other_tokens / verify + _if_proposed(inputs, tokens, run_time)
+    return inputs.other_tokens / verify + _if_proposed(inputs, tokens, run_time, in_vain)
 
 
-def _if_proposed(inputs: Inputs, tokens: float, seconds: float) -> float:
+def _if_proposed(inputs: Inputs, tokens: float, seconds: float, in_vain: float) -> float:
     """Tokens per second, where a drafter that has no candidate leaves a plain step that was waited for."""
-    verify = _verify(inputs, 1)
-    nothing = _at_least(verify + inputs.draft(1) + inputs.link + inputs.overheads.wait, verify)
     share = inputs.proposes
-    return (share * tokens + 1 - share) / (share * seconds + (1 - share) * nothing)
+    return (share * tokens + 1 - share) / (share * seconds + (1 - share) * in_vain)
 
 
 def _options(inputs: Inputs) -> Iterator[tuple[tuple[int, int, int], float]]:
     """Length, width and window: each length and width, stop-and-wait and with the smallest window that hides what can
     be hidden."""
+    in_vain = _in_vain(inputs)
     for width in range(1, inputs.max_width + 1):
         for shape in _shapes(inputs, width):
-            yield (shape.length, width, 1), _waiting(inputs, shape)
+            yield (shape.length, width, 1), _waiting(inputs, shape, in_vain)
             if inputs.max_window > 1:
                 verify = shape.verify + inputs.ahead_extra
                 round_trip = verify + shape.draft + inputs.link + inputs.overheads.wait
                 enough = math.ceil(round_trip / max(verify, shape.draft) - 1e-9)
                 window = min(max(enough, 2), inputs.max_window)
-                yield (shape.length, width, window), _ahead(inputs, shape, window)
+                yield (shape.length, width, window), _ahead(inputs, shape, window, in_vain)
 
 
 def price_of_one_more(inputs: Inputs, decision: Decision) -> float:

@@ -23,6 +23,7 @@ TENSOR_PART = (
     "specdec.noise",
     "specdec.margins",
     "specdec.sampling",
+    "specdec.support",
     "specdec.law",
     "specdec.accept",
     "specdec.ratio",

@@ -64,7 +64,7 @@ class Law:
             return [_first(row, count) for row in scores.numpy(force=True)]
         with self.edited(logits, paths) as edited:
             if self.params.temperature == 0.0:
-                return [_first(row, count) for row in edited.float().numpy()]
+                return [_first(row, count) for row in edited.numpy()]
             supports = sampling.supports(edited, self.params)
         return [
             support.likeliest(self.params.seed, self.position(path), count)

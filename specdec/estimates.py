@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
+
+from specdec.value import value
 
 _CLIP = 4.0
 """An observation farther from the mean than so many mean deviations counts as being that far."""
@@ -52,7 +54,7 @@ class RunningMean:
             self.count = min(self.count, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Knots:
     """A curve through (x, y), x ascending: straight between them, and beyond them along the common slope. Without two
     of them y rises by the share `growth` when x + `offset` doubles. No knots: 0."""
@@ -60,10 +62,8 @@ class Knots:
     points: tuple[tuple[float, float], ...] = ()
     growth: float = 0.5
     offset: float = 0.0
-    slope: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "slope", self._slope() if self.points else 0.0)
+    _slope: float | None = field(init=False, default=None, compare=False, repr=False)
+    """Worked out when it is needed: mostly what is asked for lies between the knots."""
 
     def __call__(self, x: float) -> float:
         points = self.points
@@ -74,9 +74,13 @@ class Knots:
             (x0, y0), (x1, y1) = points[at - 1], points[at]
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
         near_x, near_y = points[0] if at == 0 else points[-1]
-        return max(near_y + self.slope * (x - near_x), 0.1 * near_y)
+        if x == near_x:
+            return near_y
+        if self._slope is None:
+            self._slope = self._common_slope()
+        return max(near_y + self._slope * (x - near_x), 0.1 * near_y)
 
-    def _slope(self) -> float:
+    def _common_slope(self) -> float:
         count = len(self.points)
         if count < 2:
             x, y = self.points[0]
@@ -109,6 +113,7 @@ class Curve:
         self._offset = offset
         self._ridge = ridge**2
         self._buckets: dict[int, _Bucket] = {}
+        """In the order of x."""
         self._covariance = 0.0
         self._variance = 0.0
 
@@ -125,6 +130,7 @@ class Curve:
         bucket = self._buckets.get(_number(x))
         if bucket is None:
             bucket = self._buckets[_number(x)] = _Bucket()
+            self._buckets = dict(sorted(self._buckets.items()))
         if bucket.y.count >= _TRUSTED_AFTER:
             dz, dy = z - bucket.z.mean, bucket.y.clipped(y) - bucket.y.mean
             self._covariance += _SLOPE_RATE * (dz * dy - self._covariance)
@@ -137,7 +143,7 @@ class Curve:
         """As it is known now, at `z`."""
         slope = max(self._covariance, 0.0) / (self._variance + self._ridge)
         buckets = self._buckets.values()
-        points = sorted((b.x.mean, max(b.y.mean + slope * (z - b.z.mean), 0.2 * b.y.mean)) for b in buckets)
+        points = [(b.x.mean, max(b.y.mean + slope * (z - b.z.mean), 0.2 * b.y.mean)) for b in buckets]
         return Knots(tuple(points), self._growth, self._offset)
 
 

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
 
 from specdec.decision import OFF, Decision
 from specdec.estimates import Knots
+from specdec.value import value
 
 TOGETHER = "pays if the whole batch does"
 IN_STEP = "the batch stays in step"
+_SHORTEST = 1e-6
 LENGTH_MARGIN = 0.01
 MODE_MARGIN = 0.03
 """Gain, as a share of this sequence's plain rate, below which a decision is kept; of another length, and of being off
 or drafting ahead."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Overheads:
     """What a round takes besides what the models explain: plain, stop-and-wait, and of ahead blocks."""
 
@@ -31,7 +32,7 @@ class Overheads:
     miss: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Inputs:
     """What a decision is made from.
 
@@ -63,7 +64,7 @@ class Inputs:
     max_window: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Explained:
     """A decision with its reasons. goodput: tokens per second that were expected of it, plain: of decoding plainly;
     both with those of the others in the forward. note: what else decided."""
@@ -84,9 +85,12 @@ def choose(
         return _in_step(inputs, current, plain, margins[1])
     best, best_goodput = OFF, plain
     chosen: tuple[int, int, int] | None = None
-    for option, found in _options(inputs):
-        if found > best_goodput:
-            chosen, best_goodput = option, found
+    for width in range(1, inputs.max_width + 1):
+        for length, waiting, window, ahead in _by_length(inputs, width):
+            if waiting > best_goodput:
+                chosen, best_goodput = (length, width, 1), waiting
+            if ahead > best_goodput:
+                chosen, best_goodput = (length, width, window), ahead
     if chosen is not None:
         best = Decision(*chosen)
     elif inputs.together > MODE_MARGIN and inputs.max_draft_length:
@@ -113,30 +117,49 @@ def goodput(inputs: Inputs, decision: Decision) -> float:
     if decision.off:
         verify = _verify(inputs, 1)
         return inputs.other_tokens / verify + 1 / _at_least(verify + inputs.overheads.plain, verify)
-    shape = next(s for s in _shapes(inputs, decision.width) if s.length == decision.draft_length)
-    in_vain = _in_vain(inputs)
-    return _waiting(inputs, shape, in_vain) if decision.window == 1 else _ahead(inputs, shape, decision.window, in_vain)
+    found = islice(_by_length(inputs, decision.width, decision.window), decision.draft_length - 1, None)
+    _, waiting, _, ahead = next(found)
+    return waiting if decision.window == 1 else ahead
 
 
-class _Shape(NamedTuple):
-    """A block: its expected tokens with the correction or bonus, the chance that all of it is accepted, and the same
-    one candidate earlier; seconds to verify and to draft it."""
+def _by_length(inputs: Inputs, width: int, window: int = 0) -> Iterator[tuple[int, float, int, float]]:
+    """By draft length from 1: tokens per second of stop-and-wait, everything one after the other; a window, and tokens
+    per second of drafting ahead in it. window: 0 for the smallest that hides what can be hidden; 1: it may not.
 
-    length: int
-    expected: float
-    full: float
-    full_before: float
-    verify: float
-    draft: float
-
-
-def _shapes(inputs: Inputs, width: int) -> Iterator[_Shape]:
+    Ahead, a run is one block that was waited for, then hits as long as everything is right, the guess of the bonus
+    included. On a hit the longer of verify and draft is what takes time, if the window is large enough.
+    """
+    over, acceptance, draft, verify = inputs.overheads, inputs.acceptance, inputs.draft, inputs.verify
+    share, in_vain = inputs.proposes, (1 - inputs.proposes) * _in_vain(inputs)
+    link, wait, other_rows, other_tokens = inputs.link, over.wait, inputs.other_rows, inputs.other_tokens
+    deepest = len(acceptance)
+    only_waits = window == 1 or inputs.max_window == 1
     missed_by_siblings = (1 - inputs.rescue) ** (width - 1)
-    expected, full = 1.0, 1.0
-    for length, rate in enumerate(inputs.acceptance[: inputs.max_draft_length], 1):
+    expected = full = 1.0  # tokens of a block with the correction or bonus; chance that all of it is accepted
+    for length, rate in enumerate(acceptance[: inputs.max_draft_length], 1):
         before, full = full, full * (1 - (1 - rate) * missed_by_siblings)
         expected += full
-        yield _Shape(length, expected, full, before, _verify(inputs, 1 + length * width), inputs.draft(length))
+        verifying, drafting = verify(other_rows + (1 + length * width)) or _SHORTEST, draft(length)
+        round_trip = _at_least(verifying + drafting + link + wait, verifying)
+        waiting = (share * expected + 1 - share) / (share * round_trip + in_vain)
+        if other_tokens:
+            waiting += _others_meanwhile(inputs, verifying, drafting, round_trip)
+        if only_waits:
+            yield length, waiting, 1, 0.0
+            continue
+        verifying += inputs.ahead_extra
+        longer = verifying if verifying > drafting else drafting
+        round_trip = verifying + drafting + link + wait
+        enough = window or min(max(math.ceil(round_trip / longer - 1e-9), 2), inputs.max_window)
+        round_trip = _at_least(round_trip, verifying)
+        bonus = inputs.ahead * (acceptance[length] if length < deepest else acceptance[-1])
+        again = before * bonus
+        hits = full * bonus / (1 - (again if again < 0.999 else 0.999))
+        hit_time = _at_least(max(longer, round_trip / enough) + over.hit, verifying)
+        run_time = _at_least(round_trip + over.miss, verifying) + hits * hit_time
+        tokens = expected + hits * (expected - full)
+        ahead = (share * tokens + 1 - share) / (share * run_time + in_vain)
+        yield length, waiting, enough, other_tokens / verifying + ahead
 
 
 def _in_vain(inputs: Inputs) -> float:
@@ -145,56 +168,13 @@ def _in_vain(inputs: Inputs) -> float:
     return _at_least(verify + inputs.draft(1) + inputs.link + inputs.overheads.wait, verify)
 
 
-def _waiting(inputs: Inputs, shape: _Shape, in_vain: float) -> float:
-    """Stop-and-wait: everything one after the other."""
-    round_trip = _at_least(shape.verify + shape.draft + inputs.link + inputs.overheads.wait, shape.verify)
-    others = _others_meanwhile(inputs, shape, round_trip)
-    return others + _if_proposed(inputs, shape.expected, round_trip, in_vain)
-
-
-def _others_meanwhile(inputs: Inputs, shape: _Shape, round_trip: float) -> float:
+def _others_meanwhile(inputs: Inputs, verify: float, draft: float, round_trip: float) -> float:
     """Tokens per second of the other sequences: with the rows of this one in their forward while it is verified,
     without while it waits, and nothing while its drafter has the machine that the target takes turns for."""
-    if not inputs.other_tokens:
-        return 0.0
-    verifying = min(shape.verify / round_trip, 1.0)
-    drafting = min(shape.draft / round_trip, 1.0 - verifying) if inputs.turns else 0.0
-    alone = max(inputs.verify(inputs.other_rows), 1e-6)
-    return inputs.other_tokens * (verifying / shape.verify + (1.0 - verifying - drafting) / alone)
-
-
-def _ahead(inputs: Inputs, shape: _Shape, window: int, in_vain: float) -> float:
-    """A run: one block that was waited for, then hits as long as everything is right, the guess of the bonus included.
-    On a hit the longer of verify and draft is what takes time, if the window is large enough."""
-    over, verify = inputs.overheads, shape.verify + inputs.ahead_extra
-    bonus = inputs.ahead * inputs.acceptance[min(shape.length, len(inputs.acceptance) - 1)]
-    hits = shape.full * bonus / (1 - min(shape.full_before * bonus, 0.999))
-    round_trip = _at_least(verify + shape.draft + inputs.link + over.wait, verify)
-    hit_time = _at_least(max(verify, shape.draft, round_trip / window) + over.hit, verify)
-    run_time = _at_least(round_trip + over.miss, verify) + hits * hit_time
-    tokens = shape.expected + hits * (shape.expected - shape.full)
-    return inputs.other_tokens / verify + _if_proposed(inputs, tokens, run_time, in_vain)
-
-
-def _if_proposed(inputs: Inputs, tokens: float, seconds: float, in_vain: float) -> float:
-    """Tokens per second, where a drafter that has no candidate leaves a plain step that was waited for."""
-    share = inputs.proposes
-    return (share * tokens + 1 - share) / (share * seconds + (1 - share) * in_vain)
-
-
-def _options(inputs: Inputs) -> Iterator[tuple[tuple[int, int, int], float]]:
-    """Length, width and window: each length and width, stop-and-wait and with the smallest window that hides what can
-    be hidden."""
-    in_vain = _in_vain(inputs)
-    for width in range(1, inputs.max_width + 1):
-        for shape in _shapes(inputs, width):
-            yield (shape.length, width, 1), _waiting(inputs, shape, in_vain)
-            if inputs.max_window > 1:
-                verify = shape.verify + inputs.ahead_extra
-                round_trip = verify + shape.draft + inputs.link + inputs.overheads.wait
-                enough = math.ceil(round_trip / max(verify, shape.draft) - 1e-9)
-                window = min(max(enough, 2), inputs.max_window)
-                yield (shape.length, width, window), _ahead(inputs, shape, window, in_vain)
+    verifying = min(verify / round_trip, 1.0)
+    drafting = min(draft / round_trip, 1.0 - verifying) if inputs.turns else 0.0
+    alone = max(inputs.verify(inputs.other_rows), _SHORTEST)
+    return inputs.other_tokens * (verifying / verify + (1.0 - verifying - drafting) / alone)
 
 
 def price_of_one_more(inputs: Inputs, decision: Decision) -> float:
@@ -216,9 +196,10 @@ def _allowed(inputs: Inputs, decision: Decision) -> bool:
 
 
 def _verify(inputs: Inputs, rows: int) -> float:
-    return max(inputs.verify(inputs.other_rows + rows), 1e-6)
+    return max(inputs.verify(inputs.other_rows + rows), _SHORTEST)
 
 
 def _at_least(seconds: float, verify: float) -> float:
     """Estimates of overheads may be negative; a round is never shorter than half its verify."""
-    return max(seconds, verify / 2)
+    least = verify / 2
+    return seconds if seconds > least else least

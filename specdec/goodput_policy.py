@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 from specdec.costs import DrafterModel, TargetModel
 from specdec.decision import OFF, Decision
@@ -92,7 +94,8 @@ class GoodputPolicy:
         if explained.decision == OFF:
             return self._take(self._off(self._drafter, explained))
         decision = self._doubting(explained, self._drafter, self._varied(self._drafter, explained.decision))
-        return self._take(replace(explained, decision=decision), explained.decision)
+        usual = explained.decision
+        return self._take(explained if decision is usual else replace(explained, decision=decision), usual)
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, BlockOutcome):
@@ -126,15 +129,8 @@ class GoodputPolicy:
         limits, target = self._limits, self._target
         by_depth = acceptance.by_depth(limits.max_draft_length)
         draft = drafter.knots()
-        length = max(self._decision.draft_length, 1)
-        wait = draft(length) + drafter.link + drafter.wait_overhead.mean
-        own_rows = float(self._decision.rows)
-        own_tokens = 1 + sum(_reach(by_depth[: self._decision.draft_length]))
-        if self._decision.window == 1 and not self._decision.off:
-            present = target.seconds(own_rows) / max(target.seconds(own_rows) + wait, 1e-9)
-            own_rows, own_tokens = own_rows * present, own_tokens * present
         turns = bool(target.turns) and target.turns == drafter.turns
-        other_rows, other_tokens = target.others(own_rows, own_tokens) if target.shared else (0.0, 0.0)
+        other_rows, other_tokens = self._others(drafter, by_depth) if target.shared else (0.0, 0.0)
         allotted, together = target.allotment(self, Member(by_depth, acceptance.proposes), drafter.wait)
         return Inputs(
             acceptance=by_depth,
@@ -160,6 +156,16 @@ class GoodputPolicy:
             max_width=limits.max_width,
             max_window=1 if turns else limits.max_window,
         )
+
+    def _others(self, drafter: DrafterModel, acceptance: Sequence[float]) -> tuple[float, float]:
+        """Rows and committed tokens per step of the sequences beside this one, which is not in all of them."""
+        target, last = self._target, self._decision
+        rows, tokens = float(last.rows), 1 + sum(accumulate(acceptance[: last.draft_length], mul))
+        if last.window == 1 and not last.off:
+            wait = drafter.knots()(last.draft_length) + drafter.link + drafter.wait_overhead.mean
+            present = target.seconds(rows) / max(target.seconds(rows) + wait, 1e-9)
+            rows, tokens = rows * present, tokens * present
+        return target.others(rows, tokens)
 
     @property
     def _first_length(self) -> int:
@@ -303,11 +309,3 @@ class GoodputPolicy:
             if self._drafter is not None:
                 self._drafter.probe_cost.observe(self._probe_cost)
             self._probe_cost = None
-
-
-def _reach(acceptance: Sequence[float]) -> list[float]:
-    reach, chance = [], 1.0
-    for rate in acceptance:
-        chance *= rate
-        reach.append(chance)
-    return reach

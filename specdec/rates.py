@@ -58,16 +58,18 @@ class DrafterAcceptance:
 
     def __init__(self) -> None:
         self._met = [_FIRST_GUESS_TRIALS * share for share in _FIRST_GUESS]
+        self.levels = self._levels()
+        """How likely each of LEVELS is for a text that nothing is known of."""
         self._depths: list[tuple[Rate, RunningMean]] = []
+        self.log_odds_offsets: list[float] = []
+        """How much easier or harder each depth is than the mean depth, of those that were tried."""
         self._rescue = Rate(0.99)
         self._proposes = Rate(0.98)
         self._ahead = Rate(0.95)
         self._ahead_expected = 0.0
         self.certainty = Certainty()
 
-    @property
-    def levels(self) -> list[float]:
-        """How likely each of LEVELS is for a text that nothing is known of."""
+    def _levels(self) -> list[float]:
         scale, floor = (1 - _UNHEARD_OF) / sum(self._met), _UNHEARD_OF / len(LEVELS)
         return [scale * met + floor for met in self._met]
 
@@ -96,24 +98,24 @@ class DrafterAcceptance:
     def observe(self, trials: Sequence[Trial], rate: float, levels: Sequence[float]) -> None:
         """rate: the mean over the depths that was expected of this sequence, so that a depth which is tried most when
         all goes badly does not look hard for that. levels: how likely each is for it by now."""
+        if not trials:
+            return
         keep, count = _MEMORY ** len(trials), len(trials)
         self._met = [keep * met + count * level for met, level in zip(self._met, levels, strict=True)]
+        self.levels = self._levels()
         for depth, trial in enumerate(trials):
             if depth == len(self._depths):
                 self._depths.append((Rate(0.99), RunningMean(0.01)))
-            self._depths[depth][0].observe(trial.rank == 0)
-            self._depths[depth][1].observe(rate)
+                self.log_odds_offsets.append(0.0)
+            seen, expected = self._depths[depth]
+            seen.observe(trial.rank == 0)
+            expected.observe(rate)
+            mean = expected.mean
+            self.log_odds_offsets[depth] = _log_odds(seen.shrunk(mean, 40)) - _log_odds(mean)
             if trial.confidence is not None:
                 self.certainty.observe(trial.confidence, trial.rank == 0)
             if trial.siblings > 1 and trial.rank != 0:
                 self._rescue.observe(trial.rank is not None)
-
-    def log_odds_offset(self, depth: int) -> float:
-        """How much easier or harder this depth is than the mean depth."""
-        if depth >= len(self._depths):
-            return 0.0
-        seen, expected = self._depths[depth]
-        return _log_odds(seen.shrunk(expected.mean, 40)) - _log_odds(expected.mean)
 
 
 class Certainty:
@@ -212,11 +214,8 @@ class Acceptance:
 
     def by_depth(self, count: int) -> tuple[float, ...]:
         base = _log_odds(self.rate)
-        rates = []
-        for depth in range(count):
-            expected = _odds_to_rate(base + self._drafter.log_odds_offset(depth))
-            rates.append(min(max(expected, _LOWEST), _HIGHEST))
-        return tuple(rates)
+        tried = [_odds_to_rate(base + offset) for offset in self._drafter.log_odds_offsets[:count]]
+        return (*tried, *[_odds_to_rate(base)] * (count - len(tried)))
 
 
 _CENTRES = tuple((i + 0.5) / _BINS for i in range(_BINS))
@@ -233,4 +232,4 @@ def _log_odds(rate: float) -> float:
 
 
 def _odds_to_rate(log_odds: float) -> float:
-    return 1 / (1 + math.exp(-log_odds))
+    return min(max(1 / (1 + math.exp(-log_odds)), _LOWEST), _HIGHEST)

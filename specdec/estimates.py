@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median
-
-from specdec.value import value
 
 _CLIP = 4.0
 """An observation farther from the mean than so many mean deviations counts as being that far."""
@@ -54,7 +52,7 @@ class RunningMean:
             self.count = min(self.count, 1)
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Knots:
     """A curve through (x, y), x ascending: straight between them, and beyond them along the common slope. Without two
     of them y rises by the share `growth` when x + `offset` doubles. No knots: 0."""

@@ -18,13 +18,14 @@ from torch.nn import functional
 from specdec.engine.compiled import tiled_layers, tiled_linear
 from specdec.engine.compiled.arena import Arena
 from specdec.engine.compiled.compiling import compiled
-from specdec.engine.compiled.kernels import Elements, Ints
-from specdec.engine.compiled.products import in_panels
+from specdec.engine.compiled.kernels import Elements, Ints, rotate_row
+from specdec.engine.compiled.products import Floats, in_panels
 from specdec.engine.compiled.shared_counters import pause
 from specdec.engine.compiled.team import Crew, Team, claim, meet
-from specdec.engine.compiled.tiled_attention import attend_heads
+from specdec.engine.compiled.tiled_attention import attend_heads, rotate
+from specdec.engine.compiled.tiled_layers import bits
 from specdec.engine.compiled.tiled_linear import RoundedTiledLinear, TiledLinear
-from specdec.engine.compiled.vectors import multiplies_bf16
+from specdec.engine.compiled.vectors import LANES, multiplies_bf16
 from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
 from specdec.engine.packed_linear import PackedLinear
 from specdec.engine.packing import ALONE, LOOSE
@@ -121,10 +122,8 @@ def test_attention_in_registers_is_attention(heads: int, kv_heads: int, dim: int
     keys, values, query = drawn(50, kv_heads, dim, seed=1), drawn(50, kv_heads, dim, seed=2), drawn(heads, dim)
     slots = np.arange(1, 50, 3)
     attended = torch.zeros(1, heads * dim).bfloat16()
-    attend_one(
-        query.reshape(1, -1).view(torch.uint16).numpy(), keys.view(torch.uint16).numpy(),
-        values.view(torch.uint16).numpy(), slots, dim**-0.5, attended.view(torch.uint16).numpy(),
-    )  # fmt: skip
+    scaling = np.array([dim**-0.5], np.float32)
+    attend_one(bits(query.reshape(1, -1)), bits(keys), bits(values), slots, scaling, bits(attended))
     fold = heads // kv_heads
     expected = functional.scaled_dot_product_attention(
         query[:, None].double(),
@@ -136,14 +135,35 @@ def test_attention_in_registers_is_attention(heads: int, kv_heads: int, dim: int
 
 @compiled
 def attend_one(
-    query: Elements, keys: Elements, values: Elements, slots: Ints, scaling: float, attended: Elements
+    query: Elements, keys: Elements, values: Elements, slots: Ints, scaling: Floats, attended: Elements
 ) -> None:
     _, kv_heads, dim = keys.shape
     fold = attended.shape[1] // dim // kv_heads
-    asked, mixed = np.empty((fold, dim), np.float32), np.empty((fold, dim), np.float32)
-    scores = np.empty((fold, len(slots) + 3), np.float32)
+    scores, shares = np.empty((fold, len(slots) + LANES), np.float32), np.empty(fold, np.float32)
     for head in range(kv_heads):
-        attend_heads(query, keys, values, slots, scaling, asked, scores, mixed, attended, 0, head)
+        attend_heads(query, keys, values, slots, scaling, scores, shares, attended, 0, head)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_positions_rotated_in_registers_have_the_bits_of_those_rotated_one_by_one(dim: int) -> None:
+    heads, kv_heads = 3, 2
+    projected, cosine, sine = drawn(2, (heads + 2 * kv_heads) * dim), drawn(2, dim, seed=1), drawn(2, dim, seed=2)
+    ours, expected = projected.clone(), projected.clone()
+    rotate_one(bits(ours), bits(cosine), bits(sine), kv_heads, 1)
+    rotate_one_by_one(bits(expected), bits(cosine), bits(sine), kv_heads, 1)
+    assert torch.equal(ours, expected)
+    assert torch.equal(ours[0], projected[0])
+    assert not torch.equal(ours[1], projected[1])
+
+
+@compiled
+def rotate_one(projected: Elements, cosine: Elements, sine: Elements, kv_heads: int, row: int) -> None:
+    rotate(projected, cosine, sine, kv_heads, row)
+
+
+@compiled
+def rotate_one_by_one(projected: Elements, cosine: Elements, sine: Elements, kv_heads: int, row: int) -> None:
+    rotate_row(projected, cosine, sine, kv_heads, row)
 
 
 def test_what_is_no_number_stays_in_its_sequence(runner: ModelRunner, threads: int) -> None:

@@ -119,13 +119,11 @@ def add_and_normalize(
 
 
 @inlined
-def rotate_and_store_row(
-    projected: Elements, cosine: Elements, sine: Elements, keys: Elements, values: Elements, slot: int, row: int
-) -> None:
-    _, kv_heads, dim = keys.shape
-    half, kv_width = dim // 2, kv_heads * dim
-    query_width = projected.shape[1] - 2 * kv_width
-    for first in range(0, query_width + kv_width, dim):
+def rotate_row(projected: Elements, cosine: Elements, sine: Elements, kv_heads: int, row: int) -> None:
+    """See `rotate_and_store`."""
+    dim = cosine.shape[1]
+    half = dim // 2
+    for first in range(0, projected.shape[1] - kv_heads * dim, dim):
         for i in range(half):
             low, high = projected[row, first + i], projected[row, first + half + i]
             turned = widened(narrowed(-widened(high) * widened(sine[row, i]), low))
@@ -134,10 +132,16 @@ def rotate_and_store_row(
             turned = widened(narrowed(widened(low) * widened(sine[row, half + i]), low))
             straight = widened(narrowed(widened(high) * widened(cosine[row, half + i]), low))
             projected[row, first + half + i] = narrowed(straight + turned, low)
+
+
+@inlined
+def store_row(projected: Elements, keys: Elements, values: Elements, slot: int, row: int) -> None:
+    _, kv_heads, dim = keys.shape
+    first = projected.shape[1] - 2 * kv_heads * dim
     for head in range(kv_heads):
         for i in range(dim):
-            keys[slot, head, i] = projected[row, query_width + head * dim + i]
-            values[slot, head, i] = projected[row, query_width + kv_width + head * dim + i]
+            keys[slot, head, i] = projected[row, first + head * dim + i]
+            values[slot, head, i] = projected[row, first + (kv_heads + head) * dim + i]
 
 
 @compiled
@@ -153,7 +157,8 @@ def rotate_and_store(
 ) -> None:
     """Rotates queries in place by their positions, and writes rotated keys and the values to the pool."""
     for row in range(start, end):
-        rotate_and_store_row(projected, cosine, sine, keys, values, write_slots[row], row)
+        rotate_row(projected, cosine, sine, keys.shape[1], row)
+        store_row(projected, keys, values, write_slots[row], row)
 
 
 @inlined

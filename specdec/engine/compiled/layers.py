@@ -15,15 +15,18 @@ from specdec.engine.compiled.kernels import (
     add_and_normalize_row,
     gate_row,
     normalize_row,
-    rotate_and_store_row,
+    store_row,
 )
+from specdec.engine.compiled.product_vectors import TILE_ROWS, TILE_WIDTH
 from specdec.engine.compiled.products import Floats, Matrix, multiply_rows
 from specdec.engine.compiled.team import Crew, claim, meet
-from specdec.engine.compiled.tiled_attention import attend_heads
-from specdec.engine.compiled.vectors import TILE_ROWS, TILE_WIDTH
+from specdec.engine.compiled.tiled_attention import attend_heads, rotate
+from specdec.engine.compiled.vectors import LANES
 
 PHASES_PER_LAYER = 9
 OTHER_PHASES = 3
+FEW_ROWS = 4
+"""Of a thread: then it claims single heads of them, else all heads of a row, whose keys lie beside each other."""
 
 
 class Weights(NamedTuple):
@@ -39,7 +42,7 @@ class Weights(NamedTuple):
     output_panels: int  # address
     output_bias: Floats  # [panels * TILE_WIDTH]
     kv: NDArray[np.uint16]  # [layers, 2, slots, kv_heads, dim]
-    scalings: NDArray[np.float64]  # [layers]
+    scalings: Floats  # [layers]
     epsilon: float
 
 
@@ -74,9 +77,8 @@ class Space(NamedTuple):
     """Of one thread, for the work in between."""
 
     sums: Floats  # [TILE_ROWS, TILE_WIDTH]
-    query: Floats  # [heads of a KV head, dim]
-    mixed: Floats  # [heads of a KV head, dim]
-    scores: Floats  # [heads of a KV head, keys]
+    scores: Floats  # [heads of a KV head, keys up to a multiple of LANES]
+    shares: Floats  # [heads of a KV head]
 
 
 @inlined
@@ -103,26 +105,26 @@ def _add_and_normalize(weights: Weights, buffers: Buffers, norm: int, crew: Crew
 def _rotate_and_store(weights: Weights, batch: Batch, buffers: Buffers, layer: int, crew: Crew) -> None:
     row = claim(crew)
     while row < len(buffers.hidden):
-        rotate_and_store_row(
-            buffers.projected, batch.cosine, batch.sine, weights.kv[layer, 0], weights.kv[layer, 1],
-            batch.write_slots[row], row,
-        )  # fmt: skip
+        rotate(buffers.projected, batch.cosine, batch.sine, weights.kv.shape[3], row)
+        store_row(buffers.projected, weights.kv[layer, 0], weights.kv[layer, 1], batch.write_slots[row], row)
         row = claim(crew)
     meet(crew)
 
 
 @inlined
 def _attend(weights: Weights, batch: Batch, buffers: Buffers, space: Space, layer: int, crew: Crew) -> None:
-    keys, values, scaling = weights.kv[layer, 0], weights.kv[layer, 1], weights.scalings[layer]
+    keys, values, scaling = weights.kv[layer, 0], weights.kv[layer, 1], weights.scalings[layer : layer + 1]
     kv_heads = keys.shape[1]
+    parts = kv_heads if len(buffers.hidden) < FEW_ROWS * crew.threads else 1
     piece = claim(crew)
-    while piece < len(buffers.hidden) * kv_heads:
-        row, kv_head = piece // kv_heads, piece % kv_heads
+    while piece < len(buffers.hidden) * parts:
+        row, first = piece // parts, piece % parts
         slots = batch.key_slots[batch.first_keys[row] : batch.first_keys[row] + batch.num_keys[row]]
-        attend_heads(
-            buffers.projected, keys, values, slots, scaling,
-            space.query, space.scores, space.mixed, buffers.attended, row, kv_head,
-        )  # fmt: skip
+        for kv_head in range(first, first + kv_heads // parts):
+            attend_heads(
+                buffers.projected, keys, values, slots, scaling,
+                space.scores, space.shares, buffers.attended, row, kv_head,
+            )  # fmt: skip
         piece = claim(crew)
     meet(crew)
 
@@ -154,9 +156,8 @@ def run_layers(weights: Weights, batch: Batch, buffers: Buffers, counters: Ints,
     heads = buffers.attended.shape[1] // dim // weights.kv.shape[3]
     space = Space(
         np.empty((TILE_ROWS, TILE_WIDTH), np.float32),
-        np.empty((heads, dim), np.float32),
-        np.empty((heads, dim), np.float32),
-        np.empty((heads, batch.most_keys), np.float32),
+        np.empty((heads, -(-batch.most_keys // LANES) * LANES), np.float32),
+        np.empty(heads, np.float32),
     )
     _normalize(weights, buffers, crew)
     for layer in range(len(weights.panels)):

@@ -17,17 +17,19 @@ from torch.nn import functional
 from specdec.engine.compiled.arena import Arena
 from specdec.engine.compiled.compiling import compiled, inlined
 from specdec.engine.compiled.kernels import Elements, Ints, narrowed, stored_bf16
-from specdec.engine.compiled.team import Crew, claim, meet
-from specdec.engine.compiled.vectors import (
+from specdec.engine.compiled.product_vectors import (
     GROUP,
     GROUP_BYTES,
-    LANES,
     TILE_ROUNDED_ROWS,
     TILE_ROWS,
     TILE_WIDTH,
+    finish_sums,
+    finish_wide_sums,
     multiply_rounded_tile,
     multiply_tile,
 )
+from specdec.engine.compiled.team import Crew, claim, meet
+from specdec.engine.compiled.vectors import LANES
 
 Floats = NDArray[np.float32]
 
@@ -102,9 +104,20 @@ def _multiply_panel(
             columns = matrix.panels + first * inputs * 2
             multiply_tile(tile, (columns, source, inputs * 2, inputs // 2, sums.ctypes.data))
         for row in range(tile):
-            for i in range(width):
-                output = narrowed(sums[row, i] + matrix.bias[first + i], rows[0, 0])
-                outputs[start + row, first + i] = stored_bf16(output, outputs[0, 0])
+            _finish_row(sums[row], matrix.bias[first : first + TILE_WIDTH], outputs[start + row, first : first + width])
+
+
+@inlined
+def _finish_row(sums: Floats, bias: Floats, outputs: Elements) -> None:
+    """Adds the bias, rounds to bf16. outputs: [TILE_WIDTH], or fewer of the last panel."""
+    registers = len(outputs) // LANES
+    arguments = (sums.ctypes.data, bias.ctypes.data, outputs.ctypes.data)
+    if outputs.itemsize == 2:
+        finish_sums(registers, arguments)
+    else:
+        finish_wide_sums(registers, arguments)
+    for i in range(registers * LANES, len(outputs)):
+        outputs[i] = stored_bf16(narrowed(sums[i] + bias[i], np.uint16(0)), outputs[i])
 
 
 @compiled

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from specdec.engine.compiled.attention_vectors import (
+    TILE_HEADS,
+    mix_few_values,
+    mix_values,
+    rotate_heads,
+    score_keys,
+    weigh_scores,
+)
 from specdec.engine.compiled.compiling import inlined
-from specdec.engine.compiled.kernels import Elements, Ints, narrowed, weigh, widened
+from specdec.engine.compiled.kernels import Elements, Ints, rotate_row
 from specdec.engine.compiled.products import Floats
-from specdec.engine.compiled.vectors import LANES, TILE_HEADS, mix_few_values, mix_values, score_keys
+from specdec.engine.compiled.vectors import LANES
+
+
+@inlined
+def rotate(projected: Elements, cosine: Elements, sine: Elements, kv_heads: int, row: int) -> None:
+    """Queries and keys of one row, in place. projected: [rows, (heads + 2 kv_heads) * dim]; cosine, sine:
+    [rows, dim]."""
+    dim = cosine.shape[1]
+    if dim % (2 * LANES):
+        rotate_row(projected, cosine, sine, kv_heads, row)
+    else:
+        heads = projected.shape[1] // dim - kv_heads
+        rotate_heads((projected[row].ctypes.data, heads, dim, cosine[row].ctypes.data, sine[row].ctypes.data))
 
 
 @inlined
@@ -16,41 +34,28 @@ def attend_heads(
     keys: Elements,  # [slots, kv_heads, dim]
     values: Elements,
     slots: Ints,  # [keys]: of those that the row sees
-    scaling: float,
-    query: Floats,  # [heads of a KV head, dim], for the work in between, as are the next two
-    scores: Floats,  # [heads of a KV head, keys or more]
-    mixed: Floats,  # [heads of a KV head, dim]
+    scaling: Floats,  # [1]
+    scores: Floats,  # [heads of a KV head, keys up to a multiple of LANES, or more], for the work in between
+    shares: Floats,  # [heads of a KV head], the same
     attended: Elements,  # [rows, heads * dim]
     row: int,
     kv_head: int,
 ) -> None:
     """softmax(Q K^T * scaling) V of one row for the heads that share `kv_head`."""
-    heads, dim = query.shape
-    count, first = len(slots), kv_head * heads * dim
-    for head in range(heads):
-        for i in range(dim):
-            query[head, i] = widened(projected[row, first + head * dim + i]) * np.float32(scaling)
-    key_bytes, offset = keys.shape[1] * dim * 2, kv_head * dim * 2
-    row_bytes, score_bytes = dim * 4, scores.shape[1] * 4
+    dim, heads, count = keys.shape[2], len(shares), len(slots)
+    head_bytes, kv_bytes, score_bytes = dim * 2, keys.shape[1] * dim * 2, scores.shape[1] * 4
+    first = kv_head * heads * head_bytes
+    asked, answered = projected[row].ctypes.data + first, attended[row].ctypes.data + first
+    key, value = keys.ctypes.data + kv_head * head_bytes, values.ctypes.data + kv_head * head_bytes
+    slot, scored, share = slots.ctypes.data, scores.ctypes.data, shares.ctypes.data
+    score_keys((asked, head_bytes, heads, dim, key, value, kv_bytes, slot, count, scored, score_bytes))
+    weigh_scores((scored, score_bytes, heads, count, scaling.ctypes.data, share))
+    width = LANES if dim % (4 * LANES) else 4 * LANES
     for head in range(0, heads, TILE_HEADS):
-        asked, scored = query.ctypes.data + head * row_bytes, scores.ctypes.data + head * score_bytes
-        score_keys(
-            min(TILE_HEADS, heads - head),
-            (
-                asked, row_bytes, keys.ctypes.data + offset, key_bytes, slots.ctypes.data, count, dim // LANES,
-                scored, score_bytes,
-            ),
-        )  # fmt: skip
-    weigh(scores, count)
-    for head in range(0, heads, TILE_HEADS):
-        tile, scored = min(TILE_HEADS, heads - head), scores.ctypes.data + head * score_bytes
-        for i in range(0, dim, LANES if dim % (4 * LANES) else 4 * LANES):
-            source, target = values.ctypes.data + offset + i * 2, mixed.ctypes.data + head * row_bytes + i * 4
-            arguments = (scored, score_bytes, source, key_bytes, slots.ctypes.data, count, target, row_bytes)
-            if dim % (4 * LANES):
-                mix_few_values(tile, arguments)
+        weights, shared, target = scored + head * score_bytes, share + head * 4, answered + head * head_bytes
+        for i in range(0, head_bytes, 2 * width):
+            arguments = (weights, score_bytes, shared, value + i, kv_bytes, slot, count, target + i, head_bytes)
+            if width == LANES:
+                mix_few_values(min(TILE_HEADS, heads - head), arguments)
             else:
-                mix_values(tile, arguments)
-    for head in range(heads):
-        for i in range(dim):
-            attended[row, first + head * dim + i] = narrowed(mixed[head, i], attended[row, 0])
+                mix_values(min(TILE_HEADS, heads - head), arguments)

@@ -136,6 +136,6 @@ def _weights_of(model: Any, kv: torch.Tensor, linears: Sequence[Sequence[TiledLi
         output_panels=output.address,
         output_bias=output.bias,
         kv=bits(kv),
-        scalings=np.array([float(layer.self_attn.scaling) for layer in decoder.layers]),
+        scalings=np.array([float(layer.self_attn.scaling) for layer in decoder.layers], np.float32),
         epsilon=float(model.config.rms_norm_eps),
     )

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from specdec.engine.compiled.arena import Arena
+from specdec.engine.compiled.product_vectors import GROUP, TILE_WIDTH
 from specdec.engine.compiled.products import Matrix, in_panels, in_rounded_panels, multiply, panels_of
 from specdec.engine.compiled.team import Team
-from specdec.engine.compiled.vectors import GROUP, TILE_WIDTH, multiplies_bf16
+from specdec.engine.compiled.vectors import multiplies_bf16
 from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
 from specdec.engine.linear_layers import replace_linears
 

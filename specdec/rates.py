@@ -16,6 +16,9 @@ _FIRST_GUESS_TRIALS = 5.0
 _CHANGES = 1 / 32
 """How likely the text changes from one trial to the next; then it may be anything that the drafter has met."""
 _PROPOSES_FADE = 0.95
+_PROPOSES_PRIOR = 8
+"""Askings that what a drafter proposes elsewhere weighs: texts find their matches in stretches, and a few askings in
+vain say little of the next one."""
 _LOOK_AT = 4
 """Tokens."""
 _UNHEARD_OF = 0.05
@@ -178,7 +181,7 @@ class Acceptance:
 
     @property
     def proposes(self) -> float:
-        return self._proposes.shrunk(self._drafter.proposes, 2)
+        return self._proposes.shrunk(self._drafter.proposes, _PROPOSES_PRIOR)
 
     def passed(self, tokens: int, asked: bool) -> None:
         """Tokens of which no trial tells: the text may have changed behind them, and if nobody asked the drafter, what

@@ -284,12 +284,12 @@ class GoodputPolicy:
         if self._acceptance is not None:
             self._acceptance.passed(step.tokens, asked=step.in_vain is not None)
         if step.duration is not None and self._target.known:
-            others = self._target.others(1, 1)[0] if self._target.shared else 0.0
-            seconds = self._target.seconds(others + 1)
             if self._probe_cost is None:
-                self._target.plain_overhead.observe(step.duration - seconds)
+                self._target.plain_overhead.observe(step.duration - step.step_time)
             else:
-                self._probe_cost += step.duration - seconds - self._target.plain_overhead.mean
+                others = self._target.others(1, 1)[0] if self._target.shared else 0.0
+                usual = self._target.seconds(others + 1) + self._target.plain_overhead.mean
+                self._probe_cost += step.duration - usual
         if self._probing is not None:
             waiting = self._probing.waiting
             self._probing.passed(step.tokens)

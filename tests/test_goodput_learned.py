@@ -15,10 +15,13 @@ from scheduler.journal import Journal
 from scheduler.request import GenerationRequest
 from scheduler.tally import Tally
 from scheduler.worker import Worker, WorkerState
-from specdec.costs import DrafterModel
+from specdec.costs import DrafterModel, TargetModel, TargetStep
+from specdec.goodput_policy import GoodputPolicy, Limits
 from specdec.log import Log
 from specdec.messages import DraftBlock, DraftPlan, DraftResult, Epoch, Header, Role
+from specdec.observations import NOTHING_PROPOSED, BlockOutcome, PlainStep, Trial
 from specdec.params import StopConditions
+from specdec.rates import Acceptance, DrafterAcceptance
 from tools.process import SECRET
 from tools.virtual_system import virtual_system
 from tools.virtual_text import copying, steady, token
@@ -102,3 +105,28 @@ def test_a_block_behind_a_probe_that_was_given_up_does_not_tell_what_drafting_ta
         return asking.worker.drafter_model
 
     assert run_virtually(learned()).knots()(LENGTH) == pytest.approx(LENGTH * PER_CANDIDATE)
+
+
+def test_a_plain_step_is_compared_with_the_forward_that_it_was_in() -> None:
+    """Not with what forwards took while many others shared them: small batches follow large ones."""
+    target, policy = TargetModel(), GoodputPolicy(Limits())
+    policy.attach(target, DrafterModel())
+    for _ in range(20):
+        target.observe(TargetStep(0.080, 64, 6400, 64, 64))
+    for _ in range(5):
+        policy.observe(PlainStep(1, 0.0135, step_time=0.0130))
+    assert target.plain_overhead.mean == pytest.approx(0.0005)
+
+
+def test_a_few_askings_in_vain_say_little_of_the_next_one() -> None:
+    """In texts of lines they are what comes before each match; a text that has nothing is known in twenty."""
+    drafter = DrafterAcceptance()
+    for proposed in [False, False, False, True, True] * 20:
+        Acceptance(drafter).observe(BlockOutcome((Trial(0),)) if proposed else NOTHING_PROPOSED)
+    usual, text = drafter.proposes, Acceptance(drafter)
+    chances = []
+    for _ in range(20):
+        text.observe(NOTHING_PROPOSED)
+        chances.append(text.proposes)
+    assert chances[3] > 0.6 * usual
+    assert chances[-1] < 0.4 * usual

@@ -53,24 +53,28 @@ def share(
     expected, rows = float(count), float(count)
     seconds = max(verify(rows), _SHORTEST)
     plain_rate, best = expected / seconds, 0.0
-    longest, drafting, waiting = 0, 0, 0.0
+    longest, drafting, waiting, stretched = 0, 0, 0.0, 1 + stretch
     order: list[int] = []
     found: list[tuple[float, float]] = []
     while chances and count + len(order) < budget:
-        chance, i, depth = heapq.heappop(chances)
-        member = members[i]
-        expected, rows = expected - chance * member.proposes, rows + member.proposes
+        chance, i, depth = chances[0]
+        acceptance, proposes = members[i].acceptance, members[i].proposes
+        expected, rows = expected - chance * proposes, rows + proposes
         order.append(i)
         if depth == 0 or depth == longest:  # else what is waited for stays as it is
             longest, drafting = max(longest, depth + 1), drafting + (depth == 0)
             waiting = wait(longest, drafting)
         taken = max(verify(rows) + waiting, _SHORTEST)
-        found.append((expected / (taken * (1 + stretch)), taken))
-        best = max(best, found[-1][0])
-        if found[-1][0] < _HOPELESS * best:
+        rate = expected / (taken * stretched)
+        found.append((rate, taken))
+        if rate > best:
+            best = rate
+        elif rate < _HOPELESS * best:
             break
-        if depth + 1 < len(member.acceptance):
-            heapq.heappush(chances, (chance * member.acceptance[depth + 1], i, depth + 1))
+        if depth + 1 < len(acceptance):
+            heapq.heapreplace(chances, (chance * acceptance[depth + 1], i, depth + 1))
+        else:
+            heapq.heappop(chances)
     lengths = [0] * count
     if best <= plain_rate:
         return Shares(tuple(lengths), seconds, 0.0)

@@ -21,6 +21,8 @@ _LOOK_FOR = 32
 """If others always speculate in the same forward there is none: then it is not waited for longer."""
 _SOON = 0.3
 """As a share of a forward."""
+_ALONE = 8
+"""Steps of one sequence after which nobody else is taken to share them."""
 _IN_VAIN = 8
 """Times that a drafter must have been waited for before it is taken to have nothing at all."""
 _VARY, _VARY_EARLY = 16, 4
@@ -53,7 +55,8 @@ class TargetModel:
         """Mean of a sequence: sums differ as batches do, and what one batch taught would say nothing of another."""
         self._rows = RunningMean(0.2)
         self._tokens = RunningMean(0.2)
-        self._sequences = RunningMean(0.2)
+        self._alone = _ALONE
+        """Steps in a row that served one sequence."""
         self._members: dict[Hashable, Member] = {}
         self._allotted: dict[Hashable, int] = {}
         self._shares: Shares | None = None
@@ -93,7 +96,7 @@ class TargetModel:
         self.busy += step.seconds
         self._rows.observe(step.rows)
         self._tokens.observe(step.tokens)
-        self._sequences.observe(step.sequences)
+        self._alone = self._alone + 1 if step.sequences == 1 else 0
         self._last_context = context = step.context / step.sequences
         if step.ahead and self._curve.count(step.rows) >= _TRUSTED:
             self.ahead_extra.observe(step.seconds - self.seconds(step.rows))
@@ -105,7 +108,7 @@ class TargetModel:
     @property
     def shared(self) -> bool:
         """Its steps serve several sequences, perhaps some of other schedulers."""
-        return self._sequences.mean > 1.05
+        return self._alone < _ALONE
 
     def knots(self) -> Knots:
         """Seconds by packed rows, in the context of the latest step."""
@@ -222,6 +225,11 @@ class DrafterModel:
         self.wait_overhead.observe(overhead)
         if overhead < verify / 2:
             self.step_overhead.observe(overhead)
+
+    def waiting(self, shared: bool) -> float:
+        """What a stop-and-wait round takes besides. shared: it may miss forwards, as rounds of large batches do."""
+        usual = self.wait_overhead.mean
+        return min(usual, self.step_overhead.mean) if self.step_overhead.count and not shared else usual
 
     def observe_link(self, seconds: float) -> None:
         self._link.observe(seconds)

@@ -144,7 +144,7 @@ class GoodputPolicy:
             turns=turns,
             overheads=Overheads(
                 target.plain_overhead.mean,
-                drafter.wait_overhead.mean,
+                drafter.waiting(target.shared),
                 drafter.hit_overhead.mean,
                 drafter.miss_overhead.mean,
             ),
@@ -162,7 +162,7 @@ class GoodputPolicy:
         target, last = self._target, self._decision
         rows, tokens = float(last.rows), 1 + sum(accumulate(acceptance[: last.draft_length], mul))
         if last.window == 1 and not last.off:
-            wait = drafter.knots()(last.draft_length) + drafter.link + drafter.wait_overhead.mean
+            wait = drafter.knots()(last.draft_length) + drafter.link + drafter.waiting(target.shared)
             present = target.seconds(rows) / max(target.seconds(rows) + wait, 1e-9)
             rows, tokens = rows * present, tokens * present
         return target.others(rows, tokens)
@@ -274,10 +274,10 @@ class GoodputPolicy:
             drafter.fade_ahead()
         elif round_.ahead:
             seconds += self._target.ahead_extra.mean
-            whole = waited + self._target.ahead_extra.mean + drafter.wait_overhead.mean
+            whole = waited + self._target.ahead_extra.mean + drafter.waiting(self._target.shared)
             drafter.hit_overhead.observe(round_.duration - max(seconds, draft, whole / window))
         else:
-            whole = waited + self._target.ahead_extra.mean + drafter.wait_overhead.mean
+            whole = waited + self._target.ahead_extra.mean + drafter.waiting(self._target.shared)
             drafter.miss_overhead.observe(round_.duration - whole)
 
     def _plain(self, step: PlainStep) -> None:

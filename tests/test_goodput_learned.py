@@ -130,3 +130,17 @@ def test_a_few_askings_in_vain_say_little_of_the_next_one() -> None:
         chances.append(text.proposes)
     assert chances[3] > 0.6 * usual
     assert chances[-1] < 0.4 * usual
+
+
+def test_alone_nothing_is_believed_of_the_batch_before() -> None:
+    """Rounds of large batches miss forwards, which one sequence cannot."""
+    target, drafter = TargetModel(), DrafterModel()
+    for overhead in [0.002] * 5 + [0.028] * 50:
+        drafter.observe_wait(overhead, 0.012)
+    for _ in range(50):
+        target.observe(TargetStep(0.080, 64, 6400, 64, 64))
+    together = drafter.waiting(target.shared)
+    for _ in range(8):
+        target.observe(TargetStep(0.012, 1, 100))
+    assert together == pytest.approx(0.028, abs=0.003)
+    assert drafter.waiting(target.shared) == pytest.approx(0.002)

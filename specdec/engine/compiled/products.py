@@ -33,6 +33,11 @@ from specdec.engine.compiled.vectors import LANES
 
 Floats = NDArray[np.float32]
 
+PIECES = 8
+"""Of a product for each thread, at least: then none of them waits long for the last one."""
+SMALLEST_PART = 4
+"""Tiles of rows for which it pays to read a panel once more."""
+
 
 class Matrix(NamedTuple):
     """What rows are multiplied with."""
@@ -87,14 +92,16 @@ def _multiply_panel(
     sums: Floats,  # [TILE_ROWS, TILE_WIDTH], for the work in between
     outputs: Elements,  # [rows, out], bf16, or float32 for the same values
     panel: int,
+    begin: int,
+    end: int,
 ) -> None:
-    """The outputs of one panel for all rows."""
-    count, inputs = rows.shape
+    """The outputs of one panel for the rows from `begin` to `end`."""
+    inputs = rows.shape[1]
     first = panel * TILE_WIDTH
     width = min(TILE_WIDTH, outputs.shape[1] - first)
     most = TILE_ROUNDED_ROWS if matrix.rounded else TILE_ROWS
-    for start in range(0, count, most):
-        tile = min(most, count - start)
+    for start in range(begin, end, most):
+        tile = min(most, end - start)
         source = rows.ctypes.data + start * inputs * 2
         if matrix.rounded:
             groups = inputs // GROUP
@@ -122,12 +129,17 @@ def _finish_row(sums: Floats, bias: Floats, outputs: Elements) -> None:
 
 @compiled
 def multiply_rows(rows: Elements, matrix: Matrix, sums: Floats, outputs: Elements, crew: Crew) -> None:
-    """The panels that this thread claims (see `multiply`). A function of its own: it has no sums that could be
-    reordered."""
-    panel = claim(crew)
-    while panel * TILE_WIDTH < outputs.shape[1]:
-        _multiply_panel(rows, matrix, sums, outputs, panel)
-        panel = claim(crew)
+    """The pieces that this thread claims (see `multiply`): panels, or parts of the rows of one if there are few panels.
+    A function of its own: it has no sums that could be reordered."""
+    tiles = -(-len(rows) // TILE_ROWS)
+    panels = -(-outputs.shape[1] // TILE_WIDTH)
+    parts = max(1, min(tiles // SMALLEST_PART, -(-PIECES * crew.threads // panels)))
+    piece = claim(crew)
+    while piece < panels * parts:
+        panel, part = piece // parts, piece % parts
+        begin, end = part * tiles // parts * TILE_ROWS, (part + 1) * tiles // parts * TILE_ROWS
+        _multiply_panel(rows, matrix, sums, outputs, panel, begin, min(end, len(rows)))
+        piece = claim(crew)
     meet(crew)
 
 

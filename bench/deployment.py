@@ -17,11 +17,11 @@ _READY = re.compile(rb"ready at (\S+?:\d+)")
 
 
 class Up:
-    """Async context manager over `outrider up ARGUMENTS`; `client` is connected when it is ready. The workers run
-    without their prefix cache unless the arguments name commands of their own."""
+    """Async context manager over `outrider up ARGUMENTS`; `client` is connected when it is ready. prefix_cache: whether
+    workers without commands of their own among the arguments have it."""
 
-    def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
+    def __init__(self, *arguments: str, prefix_cache: bool = False) -> None:
+        self._arguments = (*arguments, *([] if prefix_cache else _uncached(arguments)))
         self._process: asyncio.subprocess.Process | None = None
         self._drain: asyncio.Task[None] | None = None
         self.client = AsyncClient("unused")
@@ -37,7 +37,6 @@ class Up:
             "--http-port",
             "0",
             *self._arguments,
-            *_uncached(self._arguments),
         ]
         self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
         try:

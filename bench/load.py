@@ -1,7 +1,8 @@
 """1 to 64 concurrent requests: ours plain and speculative against transformers' padded batch, and vLLM if asked for.
 
-For every number of streams all contestants answer, beginning with another one in each round. Ours are separate
-processes behind gRPC that stream to this process. `vllm_server` is vLLM's own OpenAI server, which streams to this
+For every number of streams all contestants answer, beginning with another one in each round. Each of ours is a
+deployment of its own, separate processes behind gRPC that stream to this process; it keeps its prefix cache, as vLLM
+does, and no question is asked twice. `vllm_server` is vLLM's own OpenAI server, which streams to this
 process over HTTP; `vllm_plain` and transformers are libraries, each in one process, which stream to nobody.
 """
 
@@ -18,6 +19,7 @@ from bench.contestants import Batching, ContestantFailed, Ours, Question
 from bench.plots import Lines
 from bench.ratios import Goal, Ratio, ratio
 from bench.session import Result, Session
+from outrider.request import SpeculationMode
 
 PROMPT = "Write down some facts about the number {} and explain each of them in a few words."
 STREAMS = (1, 4, 16, 64)
@@ -74,7 +76,8 @@ def run(options: argparse.Namespace, session: Session) -> Result:
     title = f"Concurrent requests, {options.model}"
     chart = Lines("load", title, "streams", "tokens per second", series, doubling=True)
     notes = (
-        f"{options.model}, {options.tokens} tokens per stream, {options.prompts} rounds, drafter ngram. Ours and "
+        f"{options.model}, {options.tokens} tokens per stream, {options.prompts} rounds, drafter ngram. Ours and vLLM "
+        "keep their prefix caches; questions share what the model's template begins with. Ours and "
         f"`vllm_server` are services that stream to the benchmark's process; `vllm_plain` and `transformers` are "
         f"libraries that stream to nobody. {session.stopped_early}"
     ).rstrip()
@@ -110,7 +113,8 @@ async def _measure(options: argparse.Namespace, session: Session) -> None:
         for key in session.todo(keys):
             number, n = divmod(keys.index(key), len(options.streams))
             streams = options.streams[n]
-            questions = [Question(PROMPT.format(100 * number + i + 3), options.tokens) for i in range(streams)]
+            asked = (1 + keys.index(key)) * max(options.streams)
+            questions = [Question(PROMPT.format(asked + i), options.tokens) for i in range(streams)]
             first = number % len(contestants)
             speeds = {
                 contestant.name: round(await _speed(contestant, questions), 3)
@@ -135,10 +139,12 @@ async def _contestants(options: argparse.Namespace, session: Session, stack: Asy
     from bench.peers.started import peers
 
     session.say("loading models")
-    up = await stack.enter_async_context(Up(*up_arguments(options)))
-    found: list[Batching] = [Ours("plain", up.client, "off")]
-    if options.speculative:
-        found.append(Ours("speculative", up.client, "auto"))
+    modes: dict[str, SpeculationMode] = {"plain": "off", "speculative": "auto"}
+    found: list[Batching] = []
+    for name, mode in modes.items():
+        if name == "plain" or options.speculative:
+            up = await stack.enter_async_context(Up(*up_arguments(options), prefix_cache=True))
+            found.append(Ours(name, up.client, mode))
     if options.stock:
         found.append(stock.Stock("transformers", "plain", stock.Models(options.model, "", options.threads)))
     found += await peers(options.peers, options.model, "", options.threads, stack, session.say)

@@ -80,6 +80,19 @@ def test_a_hit_takes_the_longer_of_verify_and_draft() -> None:
         assert ahead / goodput(inputs, Decision(4)) == pytest.approx(gain, rel=0.12)
 
 
+def test_drafting_ahead_is_a_block_and_hits_as_long_as_all_is_right() -> None:
+    """By hand: two candidates, the bonus is guessed at the rate of the third depth, half of the blocks are there."""
+    inputs = Inputs((0.9, 0.8, 0.7, 0.6), _flat(0.010), _flat(0.004), ahead=0.5, max_draft_length=4, max_window=4)
+    hits = 0.72 * 0.35 / (1 - 0.9 * 0.35)
+    by_hand = (2.62 + hits * 1.9) / (0.014 + hits * 0.010)
+    assert goodput(inputs, Decision(2, window=4)) == pytest.approx(by_hand)
+
+
+def test_what_others_commit_meanwhile_counts() -> None:
+    inputs = _inputs(0.5, link=0.002, other_rows=4.0, other_tokens=3.0)
+    assert goodput(inputs, Decision(1)) == pytest.approx(1.5 / 0.013 + 300.0)
+
+
 def test_no_acceptance_or_a_slow_drafter_is_off() -> None:
     assert choose(_inputs(0.02)).decision == OFF
     assert choose(_inputs(0.5, draft=_line(0.0, 0.012))).decision == OFF

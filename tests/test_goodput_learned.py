@@ -144,3 +144,10 @@ def test_alone_nothing_is_believed_of_the_batch_before() -> None:
         target.observe(TargetStep(0.012, 1, 100))
     assert together == pytest.approx(0.028, abs=0.003)
     assert drafter.waiting(target.shared) == pytest.approx(0.002)
+
+
+def test_an_overhead_that_is_always_long_is_believed_alone_too() -> None:
+    drafter = DrafterModel()
+    for _ in range(10):
+        drafter.observe_wait(0.028, 0.012)
+    assert drafter.waiting(shared=False) == pytest.approx(0.028)

@@ -118,6 +118,15 @@ def test_a_row_has_the_same_bits_however_it_is_fed(runner: ModelRunner, threads:
         assert torch.equal(feed_in_chunks(runner, token_ids, chunk), whole)
 
 
+def test_another_runner_of_a_tiled_model_computes_the_same_bits(kind: str) -> None:
+    """Also where its rows are padded."""
+    model, token_ids = tiny(kind, torch.bfloat16), draw_tokens(70)
+    first = tiny_runner(model, attention="tiled")
+    other = tiny_runner(model, attention="compiled")
+    assert other.is_tiled
+    assert torch.equal(feed_in_chunks(other, token_ids, 7), feed_in_chunks(first, token_ids, 70))
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (5, 1, 64), (9, 3, 128), (7, 7, 80)])
 def test_attention_in_registers_is_attention(heads: int, kv_heads: int, dim: int) -> None:
     keys, values, query = drawn(50, kv_heads, dim, seed=1), drawn(50, kv_heads, dim, seed=2), drawn(heads, dim)

@@ -148,7 +148,7 @@ def weigh_scores(
     builder: Builder, scores: Value, score_bytes: Value, heads: Value, num_keys: Value, scaling: Value, shares: Value
 ) -> None:
     """Scores of each head to weights e^(scaling * (score - largest)), in place; to shares, float32 [heads], what makes
-    one of their sum. scaling: address of a float32."""
+    one of their sum, and zero for a row that pads and sees no key. scaling: address of a float32."""
     registers = _registers(builder, num_keys)
     scale = repeated(builder, load(builder, FLOAT, scaling, 4))
     with each(builder, heads) as head:
@@ -165,7 +165,9 @@ def weigh_scores(
             weight = _exp(builder, builder.fmul(distance, scale))
             store(builder, weight, place)
             builder.store(builder.fadd(builder.load(mass), weight), mass)
-        share = builder.fdiv(FLOAT(1.0), _reduced(builder, "fadd", FLOAT(0.0), builder.load(mass)))
+        total = _reduced(builder, "fadd", FLOAT(0.0), builder.load(mass))
+        share = builder.fdiv(FLOAT(1.0), total)
+        share = builder.select(builder.fcmp_unordered("!=", total, FLOAT(0.0)), share, FLOAT(0.0))
         store(builder, share, at(builder, shares, head, 4))
 
 

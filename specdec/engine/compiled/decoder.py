@@ -90,7 +90,7 @@ class CompiledDecoder:
         self._gated_width: int = model.config.intermediate_size
         self._layers: list[_Layer] = []
         self._team = Team()
-        self._tiled: TiledLayers | None = None
+        self._tiled = TiledLayers.of(model, kv, self._team)  # another runner may have tiled them
 
     @property
     def is_tiled(self) -> bool:

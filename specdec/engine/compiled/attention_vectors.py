@@ -27,17 +27,18 @@ from specdec.engine.compiled.vectors import (
     each,
     fetch,
     function,
+    fused,
     instruction,
     instructions,
     load,
     load_widened,
+    narrowed,
     repeated,
     rounded,
     row_at,
     shuffled,
     store,
     variables,
-    widened,
 )
 
 TILE_HEADS = 4
@@ -79,15 +80,12 @@ def rotate_heads(builder: Builder, elements: Value, heads: Value, dim: Value, co
             start = builder.add(elements, builder.mul(head, builder.mul(dim, INT64(2))))
             low_at, high_at = (builder.add(start, place) for place in places)
             low, high = load_widened(builder, low_at), load_widened(builder, high_at)
-            straight, turned = _product(builder, low, low_cosine), _product(builder, high, low_sine)
+            straight = narrowed(builder, builder.fmul(low, low_cosine))
+            turned = narrowed(builder, builder.fmul(high, low_sine))
             store(builder, rounded(builder, builder.fsub(straight, turned)), low_at)
-            straight, turned = _product(builder, high, high_cosine), _product(builder, low, high_sine)
+            straight = narrowed(builder, builder.fmul(high, high_cosine))
+            turned = narrowed(builder, builder.fmul(low, high_sine))
             store(builder, rounded(builder, builder.fadd(straight, turned)), high_at)
-
-
-def _product(builder: Builder, one: Value, other: Value) -> Value:
-    """Rounded to bf16."""
-    return widened(builder, builder.bitcast(rounded(builder, builder.fmul(one, other)), HALVES))
 
 
 @instruction(11)
@@ -182,21 +180,16 @@ def _exp(builder: Builder, exponent: Value) -> Value:
     lowest = constant(-87.0)
     exponent = builder.select(builder.fcmp_ordered("<", exponent, lowest), lowest, exponent)
     floor = function(builder, "llvm.floor.v16f32", FLOATS, FLOATS)
-    power = builder.call(floor, [_fused(builder, exponent, constant(1.4426950408889634), constant(0.5))])
-    rest = _fused(builder, power, constant(-0.693359375), exponent)
-    rest = _fused(builder, power, constant(2.12194440e-4), rest)
+    power = builder.call(floor, [fused(builder, exponent, constant(1.4426950408889634), constant(0.5))])
+    rest = fused(builder, power, constant(-0.693359375), exponent)
+    rest = fused(builder, power, constant(2.12194440e-4), rest)
     series = constant(1.9875691500e-4)
     for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        series = _fused(builder, series, rest, constant(factor))
-    series = builder.fadd(_fused(builder, series, builder.fmul(rest, rest), rest), constant(1.0))
+        series = fused(builder, series, rest, constant(factor))
+    series = builder.fadd(fused(builder, series, builder.fmul(rest, rest), rest), constant(1.0))
     bits = builder.add(builder.fptosi(power, PAIRS), ir.Constant(PAIRS, [INT32(127)] * LANES))
     bits = builder.shl(bits, ir.Constant(PAIRS, [INT32(23)] * LANES))
     return builder.fmul(series, builder.bitcast(bits, FLOATS))
-
-
-def _fused(builder: Builder, one: Value, other: Value, added: Value) -> Value:
-    """one * other + added."""
-    return builder.call(function(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS), [one, other, added])
 
 
 def _mix(

@@ -8,7 +8,6 @@ from llvmlite import ir
 from specdec.engine.compiled.vectors import (
     ELEMENTS,
     FLOATS,
-    HALVES,
     INT32,
     INT64,
     LANES,
@@ -24,11 +23,11 @@ from specdec.engine.compiled.vectors import (
     instructions,
     load,
     load_widened,
+    narrowed,
     repeated,
     rounded,
     store,
     variables,
-    widened,
 )
 
 TILE_WIDTH = 4 * LANES
@@ -109,8 +108,7 @@ def finish_sums(builder: Builder, count: int, sums: Value, bias: Value, out: Val
 def finish_wide_sums(builder: Builder, count: int, sums: Value, bias: Value, out: Value) -> None:
     """`finish_sums`, written as float32."""
     for i in range(count):
-        bits = builder.bitcast(rounded(builder, _with_bias(builder, i, sums, bias)), HALVES)
-        store(builder, widened(builder, bits), at(builder, out, INT64(i), 4 * LANES))
+        store(builder, narrowed(builder, _with_bias(builder, i, sums, bias)), at(builder, out, INT64(i), 4 * LANES))
 
 
 def _with_bias(builder: Builder, index: int, sums: Value, bias: Value) -> Value:

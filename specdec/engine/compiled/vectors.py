@@ -116,9 +116,13 @@ def variables(builder: Builder, count: int) -> list[Value]:
 
 
 def add_product(builder: Builder, total: Value, one: Value, other: Value) -> None:
-    """To the variable `total`, with one rounding."""
-    add = function(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS)
-    builder.store(builder.call(add, [one, other, builder.load(total)]), total)
+    """To the variable `total`."""
+    builder.store(fused(builder, one, other, builder.load(total)), total)
+
+
+def fused(builder: Builder, one: Value, other: Value, added: Value) -> Value:
+    """one * other + added, with one rounding."""
+    return builder.call(function(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS), [one, other, added])
 
 
 def add_products(builder: Builder, total: Value, pairs: Value, others: Value) -> None:
@@ -173,6 +177,11 @@ def rounded(builder: Builder, values: Value) -> Value:
     """float32 as bf16, to the nearest even."""
     kind = ir.VectorType(_BFloat(), LANES)
     return builder.call(function(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, FLOATS), [values])
+
+
+def narrowed(builder: Builder, values: Value) -> Value:
+    """float32 of what bf16 holds of float32."""
+    return widened(builder, builder.bitcast(rounded(builder, values), HALVES))
 
 
 def repeated(builder: Builder, value: Value) -> Value:

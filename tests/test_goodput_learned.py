@@ -45,6 +45,19 @@ def test_empty_blocks_measure_the_link() -> None:
     assert run_virtually(link()) == pytest.approx(2 * costs.link, rel=0.05)
 
 
+def test_what_a_sequence_has_itself_is_no_part_of_what_others_have() -> None:
+    """Three sequences that decode plainly: each has two others, of a row and a token a step."""
+    costs = Costs(verify=lambda rows: 0.02, draft=lambda batch: 0.001, link=0.001)
+
+    async def others() -> tuple[float, float]:
+        async with virtual_system(costs, copying(right=1.0, found=0.0)) as system:
+            await system.seconds(3, 0, 64)
+            inputs = system.last[0][-8].inputs  # the last ones may be alone
+            return inputs.other_rows, inputs.other_tokens
+
+    assert run_virtually(others()) == pytest.approx((2, 2), abs=0.1)
+
+
 class Asking:
     """One sequence that asks a drafter for blocks which are always right."""
 

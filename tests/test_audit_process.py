@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from urllib.request import ProxyHandler, build_opener
 
-from tools.up import PATIENCE, Up, outrider
+from tools.up import Up, outrider
+from tools.waiting import PATIENCE
 
 
 def test_a_deployment_audits_its_answers_and_shows_what_it_counted() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.engine.compiled.pairs import runs_tiles
 from specdec.engine.errors import ModelRefused
 from specdec.engine.loading import has_native_bf16, load, resolve_dtype
 from specdec.engine.vocabulary_size import real_vocabulary_size
@@ -41,7 +42,17 @@ def test_a_device_that_is_not_there_is_said_in_one_line(folder: Path) -> None:
         load(folder, kv_memory=2**24, device="cuda:99")
 
 
-def test_auto_takes_bf16_only_where_the_hardware_has_it() -> None:
+@pytest.mark.skipif(not runs_tiles(), reason="this CPU has no registers for tiles")
+def test_auto_takes_bf16_where_products_are_our_own(folder: Path, tmp_path: Path) -> None:
+    """Elsewhere torch's products are taken, which are slow in bf16 unless the hardware has it."""
+    assert load(folder, kv_memory=2**24, self_test=False).dtype == "bfloat16"
+    tiny_model("Gemma2").save_pretrained(tmp_path)
+    by_torch = str(resolve_dtype("auto", "cpu")).removeprefix("torch.")
+    assert load(tmp_path, kv_memory=2**24, self_test=False).dtype == by_torch
+    assert load(folder, kv_memory=2**24, attention="sdpa", self_test=False).dtype == by_torch
+
+
+def test_by_torch_auto_takes_bf16_only_where_the_hardware_has_it() -> None:
     assert resolve_dtype("auto", "cpu") is (torch.bfloat16 if has_native_bf16("cpu") else torch.float32)
     with pytest.raises(ValueError, match="must be auto, bf16 or fp32"):
         resolve_dtype("int3", "cpu")

@@ -19,20 +19,21 @@ from specdec.engine.compiled import tiled_layers, tiled_linear
 from specdec.engine.compiled.arena import Arena
 from specdec.engine.compiled.compiling import compiled
 from specdec.engine.compiled.kernels import Elements, Ints, rotate_row
+from specdec.engine.compiled.pairs import runs_tiles
 from specdec.engine.compiled.products import Floats, in_panels
 from specdec.engine.compiled.shared_counters import pause
 from specdec.engine.compiled.team import Crew, Team, claim, meet
 from specdec.engine.compiled.tiled_attention import attend_heads, rotate
 from specdec.engine.compiled.tiled_layers import bits
 from specdec.engine.compiled.tiled_linear import RoundedTiledLinear, TiledLinear
-from specdec.engine.compiled.vectors import LANES, multiplies_bf16
+from specdec.engine.compiled.vectors import LANES
 from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
-from specdec.engine.packed_linear import PackedLinear
+from specdec.engine.packed_linear import PackedLinear, pack_linears
 from specdec.engine.packing import ALONE, LOOSE
 from specdec.engine.runner import ModelRunner
-from tools.engine import draw_tokens, feed_in_chunks, tiny_model, tiny_runner
+from tools.engine import draw_tokens, drawn, feed_in_chunks, tiny_model, tiny_runner
 
-pytestmark = pytest.mark.skipif(not multiplies_bf16(), reason="this CPU does not multiply bf16")
+pytestmark = pytest.mark.skipif(not runs_tiles(), reason="this CPU has no registers for tiles")
 
 KINDS: dict[str, dict[str, Any]] = {
     "Llama": {},
@@ -40,10 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Llama-wide": {"head_dim": 64},
 }
-
-
-def drawn(*size: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def linear_of(inputs: int, outputs: int, bias: bool) -> nn.Linear:
@@ -186,11 +183,12 @@ def test_what_is_no_number_stays_in_its_sequence(runner: ModelRunner, threads: i
 
 
 def test_without_the_instructions_other_layouts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_linear, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(tiled_linear, "runs_tiles", lambda: False)
     runner = tiny_runner(tiny_model("Llama", torch.bfloat16))
     runner.pack_linears()
     assert not runner.is_tiled
-    assert any(isinstance(module, PackedLinear) for module in runner.model.modules())
+    packs = pack_linears(tiny_model("Llama", torch.bfloat16)) > 0  # torch packs only what it multiplies well here
+    assert any(isinstance(module, PackedLinear) for module in runner.model.modules()) == packs
 
 
 def test_products_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +256,7 @@ def test_other_threads_run_while_a_team_computes() -> None:
 def test_kernels_from_the_cache_give_the_bits_of_those_just_compiled(tmp_path: Path) -> None:
     code = """
 import hashlib, torch
-from tools.engine import draw_tokens, feed_in_chunks, tiny_model, tiny_runner
+from tools.engine import draw_tokens, drawn, feed_in_chunks, tiny_model, tiny_runner
 logits = feed_in_chunks(tiny_runner(tiny_model("Qwen2", torch.bfloat16), attention="tiled"), draw_tokens(60), 20)
 print(hashlib.sha256(logits.numpy().tobytes()).hexdigest())
 """

@@ -19,7 +19,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tools.up import DRAFT, PATIENCE, ROOT, TARGET, Up, environment, outrider
+from tools.up import DRAFT, ROOT, TARGET, Up, environment, outrider
+from tools.waiting import PATIENCE
 
 IDLE = f"{sys.executable} -c 'input()' {{listen}}"
 """A worker that never serves, for starts that end before it matters."""
@@ -89,7 +90,7 @@ def test_compare_runs_both_and_prints_the_ratio(up: Up) -> None:
 def test_the_prompt_can_come_from_standard_input(up: Up) -> None:
     command = [sys.executable, "-m", "services.cli.main", "generate", "-", "--address", up.address, "--max-tokens", "3"]
     result = subprocess.run(
-        command, input="w1 w2", capture_output=True, text=True, cwd=ROOT, env=environment(), check=False, timeout=30
+        command, input="w1 w2", capture_output=True, text=True, cwd=ROOT, env=environment(), check=False, timeout=90
     )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.split()) == 3

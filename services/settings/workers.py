@@ -25,7 +25,7 @@ class WorkerSettings(ServingSettings):
     """What both worker roles share."""
 
     advertise: Address | None = Field(None, description="Address that schedulers are told; none: that of listen.")
-    dtype: Dtype = Field("auto", description="auto (bf16 where the device has it, else fp32), bf16 or fp32.")
+    dtype: Dtype = Field("auto", description="auto (bf16 where device or layers have it, else fp32), bf16 or fp32.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; none: torch's choice.")
     kv_memory: Size | None = Field(None, ge=2**20, description="Memory for KV, e.g. 2GiB; none: 2 GiB on a CPU.")
     max_context: int | None = Field(None, ge=16, description="Longest log in tokens; none: the model's own limit.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 
 from specdec.engine import attention as attention_seam
 from specdec.engine.compiled.compiling import is_kept
+from specdec.engine.compiled.decoder import is_compilable
+from specdec.engine.compiled.pairs import runs_tiles
 from specdec.engine.errors import ModelRefused
 from specdec.engine.frozen_rope import freeze_rope
 from specdec.engine.graphs import CudaCapture
@@ -56,7 +60,10 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     name = folder.stem if folder.suffix == ".gguf" else folder.name
+    tiled = device == "cpu" and tensor_parallel == 1 and attention in ("auto", "compiled") and runs_tiles()
     torch_dtype = resolve_dtype(dtype, device)
+    if dtype == "auto" and tiled and is_compilable(read_outline(folder)):
+        torch_dtype = torch.bfloat16
     model = _read(folder, torch_dtype, device, tensor_parallel)
     rounding = choose_rounding(quantization, model, drafts=drafts, ranks=tensor_parallel)
     runner = build_runner(
@@ -111,7 +118,8 @@ def check_device(device: str) -> None:
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """The torch dtype of `bf16`, `fp32` or `auto` (bf16 where the hardware has it, else fp32). Raises ValueError."""
+    """The torch dtype of `bf16`, `fp32` or `auto` (bf16 where the hardware has it, else fp32), by torch's products.
+    Raises ValueError."""
     if dtype == "auto":
         return torch.bfloat16 if has_native_bf16(device) else torch.float32
     if dtype not in DTYPES:
@@ -134,22 +142,44 @@ def read_model(folder: Path, dtype: torch.dtype) -> Any:
     """The Hugging Face model in `folder`, unchanged. Raises `ModelRefused` if there is none that can be read."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    source, gguf_file = _find_weights(folder)
+    extra = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)} if gguf_file else {}
+    with _refusing(folder):
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True, **extra
+        )
+
+
+def read_outline(folder: Path) -> Any:
+    """The same without weights: its modules and configuration. Raises `ModelRefused`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source, gguf_file = _find_weights(folder)
+    extra = {"gguf_file": gguf_file} if gguf_file else {}
+    with _refusing(folder), torch.device("meta"):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True, **extra)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+
+
+def _find_weights(folder: Path) -> tuple[Path, str]:
+    """The folder, and the GGUF file if it is one. Raises `ModelRefused`."""
     if folder.suffix == ".gguf":
         gguf_files = [folder]
     else:
         gguf_files = [] if any(folder.glob("*.safetensors")) else sorted(folder.glob("*.gguf"))
     if len(gguf_files) > 1:
         raise ModelRefused(f"{folder} holds {len(gguf_files)} GGUF files: name the one to load")
-    source, extra = folder, {}
-    if gguf_files:
-        source = gguf_files[0].parent
-        extra = {"gguf_file": gguf_files[0].name, "quantization_config": GgufConfig(dequantize=True)}
+    source = gguf_files[0].parent if gguf_files else folder
     if not source.is_dir():
         raise ModelRefused(f"{source} is no folder: give the folder of a model")
+    return source, gguf_files[0].name if gguf_files else ""
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """What transformers raises for a model becomes `ModelRefused`."""
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True, **extra
-        )
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelRefused(f"{folder} cannot be loaded: {first_line(error)}") from error
 
@@ -232,8 +262,6 @@ class AttentionChoice:
 
 def choose_attention(implementation: str, model: Any, page_size: int) -> AttentionChoice:
     """Raises ValueError for a name that is not known, and for what does not work with this model here."""
-    from specdec.engine.compiled.decoder import is_compilable
-
     if implementation in attention_seam.IMPLEMENTATIONS:
         return AttentionChoice(implementation)
     if implementation == "varlen_reference":

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from specdec.engine.compiled.vectors import multiplies_bf16
+from specdec.engine.compiled.pairs import runs_tiles
 from specdec.engine.loading import build_runner
 from specdec.engine.model import Segment
 from specdec.engine.runner import ModelRunner
@@ -51,8 +51,8 @@ def tiny_runner(model: Any, *, kv_memory: int = 2**24, attention: str = "auto", 
     """attention: as in the settings, or `tiled`: with products of our own too; the test is skipped where they cannot
     be."""
     tiled = attention == "tiled"
-    if tiled and not multiplies_bf16():
-        pytest.skip("this CPU does not multiply bf16")
+    if tiled and not runs_tiles():
+        pytest.skip("this CPU has no registers for tiles")
     implementation = "compiled" if tiled else attention
     runner = build_runner(
         model, name="tiny", kv_memory=kv_memory, implementation=implementation, max_context=max_context
@@ -66,6 +66,11 @@ def tiny_runner(model: Any, *, kv_memory: int = 2**24, attention: str = "auto", 
 def draw_tokens(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return [int(token) for token in torch.randint(0, vocabulary, (count,), generator=generator)]
+
+
+def drawn(*size: int, seed: int = 0) -> torch.Tensor:
+    """Of bf16, around zero."""
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def feed(runner: ModelRunner, name: str, token_ids: Sequence[int]) -> torch.Tensor:

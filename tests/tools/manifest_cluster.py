@@ -22,7 +22,7 @@ from tools.manifest_pod import Pod, Surroundings
 from tools.manifest_service import Endpoint, ServicePort
 from tools.waiting import until
 
-START_PATIENCE = 60.0
+START_PATIENCE = 120.0
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "COVERAGE_PROCESS_START")
 
 

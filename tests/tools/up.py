@@ -16,9 +16,9 @@ from types import TracebackType
 import psutil
 
 from tools.process import SECRET
+from tools.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0
 TARGET = f"{sys.executable} -m tools.table_target --listen {{listen}}"
 DRAFT = f"{sys.executable} -m tools.table_draft --listen {{listen}}"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-PATIENCE = 30.0
-"""Seconds. It costs nothing where the thing happens, and a busy or paused machine must fail no test."""
+PATIENCE = 90.0
+"""Seconds. It costs nothing where the thing happens, and a busy or paused machine must fail no test: on a slow one the
+first worker compiles for a minute before it is ready."""
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, patience: float = PATIENCE) -> None:

@@ -9,11 +9,19 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from specdec.engine.compiled.pairs import (
+    add_products,
+    at_once,
+    load_half,
+    load_pairs,
+    most_sums,
+    narrowed,
+    parts,
+    rounded,
+)
 from specdec.engine.compiled.vectors import (
-    ELEMENTS,
     FLOAT,
     FLOATS,
-    HALVES,
     INT32,
     INT64,
     LANES,
@@ -21,7 +29,6 @@ from specdec.engine.compiled.vectors import (
     Builder,
     Value,
     add_product,
-    add_products,
     at,
     constant,
     each,
@@ -32,9 +39,7 @@ from specdec.engine.compiled.vectors import (
     instructions,
     load,
     load_widened,
-    narrowed,
     repeated,
-    rounded,
     row_at,
     shuffled,
     store,
@@ -115,30 +120,39 @@ def score_keys(
 
 def _scores(builder: Builder, query: Value, rows: Sequence[Value], dim: Value) -> Value:
     """Of one query with LANES rows."""
-    sums = variables(builder, LANES)
-    pairs = builder.sdiv(dim, INT64(_PAIRED))
-    with each(builder, pairs) as pair:
-        asked = load(builder, ELEMENTS, at(builder, query, pair, 2 * _PAIRED), 2)
-        for total, row in zip(sums, rows, strict=True):
-            add_products(builder, total, load(builder, ELEMENTS, at(builder, row, pair, 2 * _PAIRED), 2), asked)
-    with builder.if_then(builder.icmp_signed("!=", builder.mul(pairs, INT64(_PAIRED)), dim)):
-        asked = _half(builder, at(builder, query, pairs, 2 * _PAIRED))
-        for total, row in zip(sums, rows, strict=True):
-            add_products(builder, total, _half(builder, at(builder, row, pairs, 2 * _PAIRED)), asked)
-    registers = [builder.load(total) for total in sums]
-    for lanes in _FOLDS:
-        registers = [_folded(builder, *pair, lanes) for pair in zip(registers[::2], registers[1::2], strict=True)]
+    size = LANES if most_sums() >= LANES else 4
+    registers = [total for i in range(0, LANES, size) for total in _sums(builder, query, rows[i : i + size], dim)]
+    for lanes in _FOLDS[-(len(registers).bit_length() - 1) :]:
+        registers = _folded(builder, registers, lanes)
     return registers[0]
 
 
-def _half(builder: Builder, address: Value) -> Value:
-    """LANES of bf16, and as many zeros behind them."""
-    nothing = ir.Constant(HALVES, [ir.IntType(16)(0)] * LANES)
-    return builder.bitcast(shuffled(builder, load(builder, HALVES, address, 2), nothing, range(_PAIRED)), ELEMENTS)
+def _sums(builder: Builder, query: Value, rows: Sequence[Value], dim: Value) -> list[Value]:
+    """Of one query with these rows, folded as far as is needed to keep few of them."""
+    sums = variables(builder, len(rows))
+    pairs = builder.sdiv(dim, INT64(_PAIRED))
+    with each(builder, pairs) as pair:
+        for part in parts():
+            asked = load_pairs(builder, at(builder, query, pair, 2 * _PAIRED), part, 2)
+            for total, row in zip(sums, rows, strict=True):
+                key = load_pairs(builder, at(builder, row, pair, 2 * _PAIRED), part, 2)
+                add_products(builder, total, key, asked)
+    with builder.if_then(builder.icmp_signed("!=", builder.mul(pairs, INT64(_PAIRED)), dim)):
+        for part in parts():
+            asked = load_half(builder, at(builder, query, pairs, 2 * _PAIRED), part)
+            for total, row in zip(sums, rows, strict=True):
+                key = load_half(builder, at(builder, row, pairs, 2 * _PAIRED), part)
+                add_products(builder, total, key, asked)
+    registers = [builder.load(total) for total in sums]
+    for lanes in _FOLDS[: (LANES // len(rows)).bit_length() - 1]:
+        registers = _folded(builder, registers, lanes)
+    return registers
 
 
-def _folded(builder: Builder, one: Value, other: Value, lanes: tuple[list[int], list[int]]) -> Value:
-    return builder.fadd(*(shuffled(builder, one, other, some) for some in lanes))
+def _folded(builder: Builder, registers: Sequence[Value], lanes: tuple[list[int], list[int]]) -> list[Value]:
+    """Half as many, each the sum of two neighbours by these lanes of them."""
+    pairs = zip(registers[::2], registers[1::2], strict=True)
+    return [builder.fadd(*(shuffled(builder, *pair, some) for some in lanes)) for pair in pairs]
 
 
 @instruction(6)
@@ -196,19 +210,22 @@ def _mix(
     builder: Builder, registers: int, heads: int, weights: Value, weight_bytes: Value, shares: Value, values: Value,
     value_bytes: Value, slots: Value, num_keys: Value, out: Value, out_bytes: Value,
 ) -> None:  # fmt: skip
-    sums = variables(builder, heads * registers)
-    with each(builder, num_keys) as key:
-        row = row_at(builder, values, value_bytes, slots, key)
-        elements = [load_widened(builder, builder.add(row, INT64(2 * LANES * i))) for i in range(registers)]
+    size = at_once(heads, registers)
+    for start in range(0, registers, size):
+        sums = variables(builder, heads * size)
+        places = [INT64(2 * LANES * i) for i in range(start, start + size)]
+        with each(builder, num_keys) as key:
+            row = row_at(builder, values, value_bytes, slots, key)
+            elements = [load_widened(builder, builder.add(row, place)) for place in places]
+            for head in range(heads):
+                weight = load(builder, FLOAT, at(builder, at(builder, weights, weight_bytes, head), key, 4), 4)
+                for total, element in zip(sums[head * size :], elements, strict=False):
+                    add_product(builder, total, repeated(builder, weight), element)
         for head in range(heads):
-            weight = load(builder, FLOAT, at(builder, at(builder, weights, weight_bytes, head), key, 4), 4)
-            for total, element in zip(sums[head * registers :], elements, strict=False):
-                add_product(builder, total, repeated(builder, weight), element)
-    for head in range(heads):
-        share = repeated(builder, load(builder, FLOAT, builder.add(shares, INT64(4 * head)), 4))
-        for i, total in enumerate(sums[head * registers : (head + 1) * registers]):
-            address = builder.add(at(builder, out, out_bytes, head), INT64(2 * LANES * i))
-            store(builder, rounded(builder, builder.fmul(builder.load(total), share)), address)
+            share = repeated(builder, load(builder, FLOAT, builder.add(shares, INT64(4 * head)), 4))
+            for place, total in zip(places, sums[head * size : (head + 1) * size], strict=True):
+                address = builder.add(at(builder, out, out_bytes, head), place)
+                store(builder, rounded(builder, builder.fmul(builder.load(total), share)), address)
 
 
 @instructions(TILE_HEADS, 9)

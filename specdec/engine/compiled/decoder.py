@@ -33,9 +33,9 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def is_compilable(model: Any) -> bool:
-    """Whether `CompiledDecoder` computes what this model does."""
+    """Whether `CompiledDecoder` computes what this model does, or that which it is the outline of."""
     kind, config = type(model).__name__, model.config
-    if kind not in MODELS or model.device.type != "cpu" or getattr(model, "_tp_size", None):
+    if kind not in MODELS or model.device.type not in ("cpu", "meta") or getattr(model, "_tp_size", None):
         return False
     if model.dtype not in (torch.bfloat16, torch.float32) or config.hidden_act != "silu":
         return False

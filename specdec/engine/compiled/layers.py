@@ -17,8 +17,7 @@ from specdec.engine.compiled.kernels import (
     normalize_row,
     store_row,
 )
-from specdec.engine.compiled.product_vectors import TILE_ROWS, TILE_WIDTH
-from specdec.engine.compiled.products import Floats, Matrix, multiply_rows
+from specdec.engine.compiled.products import Floats, Matrix, TileSpace, multiply_rows, tile_space
 from specdec.engine.compiled.team import Crew, claim, meet
 from specdec.engine.compiled.tiled_attention import attend_heads, rotate
 from specdec.engine.compiled.vectors import LANES
@@ -76,7 +75,7 @@ class Buffers(NamedTuple):
 class Space(NamedTuple):
     """Of one thread, for the work in between."""
 
-    sums: Floats  # [TILE_ROWS, TILE_WIDTH]
+    tiles: TileSpace
     scores: Floats  # [heads of a KV head, keys up to a multiple of LANES]
     shares: Floats  # [heads of a KV head]
 
@@ -155,7 +154,7 @@ def run_layers(weights: Weights, batch: Batch, buffers: Buffers, counters: Ints,
     dim = weights.kv.shape[4]
     heads = buffers.attended.shape[1] // dim // weights.kv.shape[3]
     space = Space(
-        np.empty((TILE_ROWS, TILE_WIDTH), np.float32),
+        tile_space(max(buffers.hidden.shape[1], buffers.attended.shape[1], buffers.gated.shape[1])),
         np.empty((heads, -(-batch.most_keys // LANES) * LANES), np.float32),
         np.empty(heads, np.float32),
     )
@@ -166,15 +165,15 @@ def run_layers(weights: Weights, batch: Batch, buffers: Buffers, counters: Ints,
         merge = Matrix(panels[1], rounded, weights.merge_biases[layer])
         expand = Matrix(panels[2], rounded, weights.expand_biases[layer])
         reduce = Matrix(panels[3], rounded, weights.reduce_biases[layer])
-        multiply_rows(buffers.normalized, project, space.sums, buffers.projected, crew)
+        multiply_rows(buffers.normalized, project, space.tiles, buffers.projected, crew)
         _rotate_and_store(weights, batch, buffers, layer, crew)
         _attend(weights, batch, buffers, space, layer, crew)
-        multiply_rows(buffers.attended, merge, space.sums, buffers.added, crew)
+        multiply_rows(buffers.attended, merge, space.tiles, buffers.added, crew)
         _add_and_normalize(weights, buffers, 2 * layer + 1, crew)
-        multiply_rows(buffers.normalized, expand, space.sums, buffers.expanded, crew)
+        multiply_rows(buffers.normalized, expand, space.tiles, buffers.expanded, crew)
         _gate(buffers, crew)
-        multiply_rows(buffers.gated, reduce, space.sums, buffers.added, crew)
+        multiply_rows(buffers.gated, reduce, space.tiles, buffers.added, crew)
         _add_and_normalize(weights, buffers, 2 * layer + 2, crew)
     _gather(batch, buffers, crew)
     output = Matrix(weights.output_panels, weights.rounded, weights.output_bias)
-    multiply_rows(buffers.last, output, space.sums, buffers.logits, crew)
+    multiply_rows(buffers.last, output, space.tiles, buffers.logits, crew)

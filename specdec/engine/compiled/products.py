@@ -47,6 +47,18 @@ class Matrix(NamedTuple):
     bias: Floats  # [panels * TILE_WIDTH]
 
 
+class TileSpace(NamedTuple):
+    """Of one thread, for the work in between."""
+
+    sums: Floats  # [TILE_ROWS, TILE_WIDTH]
+    wide: Floats  # [TILE_ROWS, inputs at most]
+
+
+@inlined
+def tile_space(inputs: int) -> TileSpace:
+    return TileSpace(np.empty((TILE_ROWS, TILE_WIDTH), np.float32), np.empty((TILE_ROWS, inputs), np.float32))
+
+
 def panels_of(outputs: int) -> int:
     return -(-outputs // TILE_WIDTH)
 
@@ -89,7 +101,7 @@ def _filled(weight: torch.Tensor) -> torch.Tensor:
 def _multiply_panel(
     rows: Elements,  # [rows, in], bf16, contiguous
     matrix: Matrix,
-    sums: Floats,  # [TILE_ROWS, TILE_WIDTH], for the work in between
+    space: TileSpace,
     outputs: Elements,  # [rows, out], bf16, or float32 for the same values
     panel: int,
     begin: int,
@@ -103,15 +115,18 @@ def _multiply_panel(
     for start in range(begin, end, most):
         tile = min(most, end - start)
         source = rows.ctypes.data + start * inputs * 2
+        work = (space.wide.ctypes.data, space.wide.shape[1] * 4, space.sums.ctypes.data)
         if matrix.rounded:
             groups = inputs // GROUP
             columns = matrix.panels + panel * groups * GROUP_BYTES
-            multiply_rounded_tile(tile, (columns, source, inputs * 2, groups, sums.ctypes.data))
+            multiply_rounded_tile(tile, (columns, source, inputs * 2, groups, *work))
         else:
             columns = matrix.panels + first * inputs * 2
-            multiply_tile(tile, (columns, source, inputs * 2, inputs // 2, sums.ctypes.data))
+            multiply_tile(tile, (columns, source, inputs * 2, inputs // 2, *work))
         for row in range(tile):
-            _finish_row(sums[row], matrix.bias[first : first + TILE_WIDTH], outputs[start + row, first : first + width])
+            _finish_row(
+                space.sums[row], matrix.bias[first : first + TILE_WIDTH], outputs[start + row, first : first + width]
+            )
 
 
 @inlined
@@ -128,7 +143,7 @@ def _finish_row(sums: Floats, bias: Floats, outputs: Elements) -> None:
 
 
 @compiled
-def multiply_rows(rows: Elements, matrix: Matrix, sums: Floats, outputs: Elements, crew: Crew) -> None:
+def multiply_rows(rows: Elements, matrix: Matrix, space: TileSpace, outputs: Elements, crew: Crew) -> None:
     """The pieces that this thread claims (see `multiply`): panels, or parts of the rows of one if there are few panels.
     A function of its own: it has no sums that could be reordered."""
     tiles = -(-len(rows) // TILE_ROWS)
@@ -138,7 +153,7 @@ def multiply_rows(rows: Elements, matrix: Matrix, sums: Floats, outputs: Element
     while piece < panels * parts:
         panel, part = piece // parts, piece % parts
         begin, end = part * tiles // parts * TILE_ROWS, (part + 1) * tiles // parts * TILE_ROWS
-        _multiply_panel(rows, matrix, sums, outputs, panel, begin, min(end, len(rows)))
+        _multiply_panel(rows, matrix, space, outputs, panel, begin, min(end, len(rows)))
         piece = claim(crew)
     meet(crew)
 
@@ -147,4 +162,4 @@ def multiply_rows(rows: Elements, matrix: Matrix, sums: Floats, outputs: Element
 def multiply(rows: Elements, matrix: Matrix, outputs: Elements, counters: Ints, threads: int) -> None:
     """rows [rows, in] times the matrix, to outputs [rows, out]: one thread's part."""
     crew = Crew(counters, np.ones(1, np.int64), threads)
-    multiply_rows(rows, matrix, np.empty((TILE_ROWS, TILE_WIDTH), np.float32), outputs, crew)
+    multiply_rows(rows, matrix, tile_space(rows.shape[1]), outputs, crew)

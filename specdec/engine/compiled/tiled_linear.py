@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from specdec.engine.compiled.arena import Arena
+from specdec.engine.compiled.pairs import runs_tiles
 from specdec.engine.compiled.product_vectors import GROUP, TILE_WIDTH
 from specdec.engine.compiled.products import Matrix, in_panels, in_rounded_panels, multiply, panels_of
 from specdec.engine.compiled.team import Team
-from specdec.engine.compiled.vectors import multiplies_bf16
 from specdec.engine.int4_linear import MOST_ROUNDED_ROWS, levels_of
 from specdec.engine.linear_layers import replace_linears
 
@@ -25,7 +25,7 @@ _LARGEST_ERROR = 2.0**-7
 
 
 class TiledLinear(nn.Module):
-    """`nn.Linear` for inference in bf16 on a CPU that `multiplies_bf16`. The plain weight is not kept."""
+    """`nn.Linear` for inference in bf16 on a CPU that `runs_tiles`. The plain weight is not kept."""
 
     def __init__(self, linear: nn.Linear, team: Team, arena: Arena) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def tile_linears(model: Any, team: Team, rounded: bool = False) -> int:
     there."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     by_shape = {(linear.in_features, linear.out_features, linear.bias is not None): linear for linear in linears}
-    if not multiplies_bf16() or model.dtype != torch.bfloat16 or not all(map(_is_right, by_shape.values())):
+    if not runs_tiles() or model.dtype != torch.bfloat16 or not all(map(_is_right, by_shape.values())):
         return 0
     if rounded and any(linear.in_features % GROUP for linear in linears):
         return 0

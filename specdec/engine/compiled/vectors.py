@@ -1,4 +1,4 @@
-"""Words for loops in registers of 16 float32, which numba lacks.
+"""Words for loops over 16 float32 at a time, which numba lacks.
 
 Each function writes instructions for LLVM, which optimises them with the kernel around them. Addresses, strides (in
 bytes) and counts are int64. What is wrong with an address is not noticed here: callers check shapes.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -42,16 +40,7 @@ class _BFloat(type(FLOAT).__base__):  # type: ignore[misc]
 
 
 _BFloat._create_instance()
-ELEMENTS = ir.VectorType(_BFloat(), 2 * LANES)
-
-
-@cache
-def multiplies_bf16() -> bool:
-    """Whether this CPU sums products of bf16 pairs in float32 itself."""
-    try:
-        return bool(get_host_cpu_features().get("avx512bf16"))
-    except RuntimeError:  # LLVM cannot tell on every system
-        return False
+BFLOAT = _BFloat()
 
 
 def instruction(num_arguments: int) -> Callable[[Callable[..., None]], Any]:
@@ -125,12 +114,6 @@ def fused(builder: Builder, one: Value, other: Value, added: Value) -> Value:
     return builder.call(function(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS), [one, other, added])
 
 
-def add_products(builder: Builder, total: Value, pairs: Value, others: Value) -> None:
-    """To each lane of the variable `total`, the products of two pairs of bf16."""
-    add = function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, ELEMENTS, ELEMENTS)
-    builder.store(builder.call(add, [builder.load(total), pairs, others]), total)
-
-
 def function(builder: Builder, name: str, returned: Any, *arguments: Any) -> Value:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(returned, arguments), name)
 
@@ -171,17 +154,6 @@ def widened(builder: Builder, bits: Value) -> Value:
     """The same of their bits."""
     wide = builder.zext(bits, PAIRS)
     return builder.bitcast(builder.shl(wide, ir.Constant(PAIRS, [INT32(16)] * LANES)), FLOATS)
-
-
-def rounded(builder: Builder, values: Value) -> Value:
-    """float32 as bf16, to the nearest even."""
-    kind = ir.VectorType(_BFloat(), LANES)
-    return builder.call(function(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, FLOATS), [values])
-
-
-def narrowed(builder: Builder, values: Value) -> Value:
-    """float32 of what bf16 holds of float32."""
-    return widened(builder, builder.bitcast(rounded(builder, values), HALVES))
 
 
 def repeated(builder: Builder, value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Matrix products of bf16 rows with weights in tiles, for CPUs that sum products of bf16 pairs themselves.
+"""Matrix products of bf16 rows with weights in tiles, for CPUs on which `pairs.runs_tiles`.
 
 A weight [out, in] lies in *panels* of `TILE_WIDTH` outputs, in the order in which they are read: pair of inputs,
 output, input of the pair. One output of one row is one sum over the pairs in order, in float32: the same bits in any

@@ -22,6 +22,8 @@ from services.status_probe import StatusProbe
 from services.supervisor import ChildFailed, Supervisor
 
 POLL_SECONDS = 0.1
+TOLD_SECONDS = 5.0
+"""Between two lines about what is not ready yet."""
 WORKER_SECONDS = 5.0
 """What workers get to end: by then the scheduler has drained."""
 EXTRA_SECONDS = 2.0
@@ -88,7 +90,7 @@ class Launcher:
         self._names = {target.listen: target.worker_id for target in deployment.targets}
         self._names |= {draft.listen: draft.worker_id for draft in deployment.drafts}
         self._ready: set[str] = set()
-        self._started = time.monotonic()
+        self._started = self._told_at = time.monotonic()
 
     async def run(self, session: Session | None = None) -> ExitCode:
         """Until `session` is over, or without one until it is interrupted. Raises StartError if the start fails."""
@@ -154,13 +156,23 @@ class Launcher:
                         )
                         for failure in failed:
                             failure.result()
+                        self._say_missing()
             except ChildFailed as error:
                 raise StartError(error.complaint or str(error), _exit_code(error)) from None
             except TimeoutError:
-                missing = ", ".join(sorted({SCHEDULER, *self._names.values()} - self._ready))
                 raise StartError(
-                    f"not ready after {self._start_timeout:g} s: {missing}; see the log, or raise --start-timeout"
+                    f"not ready after {self._start_timeout:g} s: {self._missing}; see the log, or raise --start-timeout"
                 ) from None
+
+    def _say_missing(self) -> None:
+        if time.monotonic() >= self._told_at + TOLD_SECONDS:
+            self._told_at = time.monotonic()
+            why = "; a model's first load on a machine compiles, for up to a minute"
+            self._output.say(LAUNCHER, f"after {self._elapsed()} not ready yet: {self._missing}{why}")
+
+    @property
+    def _missing(self) -> str:
+        return ", ".join(sorted({SCHEDULER, *self._names.values()} - self._ready))
 
     def _all_ready(self, status: control.GetStatusResponse | None) -> bool:
         """Says what has become ready. Raises StartError if a worker of ours was refused."""

@@ -247,6 +247,16 @@ def test_a_worker_that_cannot_start_ends_the_start_with_its_line() -> None:
     assert up.lines[-1].startswith("error: no such thing as unix:/")
 
 
+def test_a_start_that_takes_long_says_what_is_waited_for() -> None:
+    with Up(target=f"{sys.executable} -c 'import time; time.sleep(90)' {{listen}}") as up:
+        line = up.wait_for(
+            r"\[up\] .*after (\S+) s not ready yet: .*target-1; a model's first load on a machine compiles"
+        )
+        assert 5.0 <= float(line[1]) < 90.0
+        up.interrupt()
+        assert up.end() == 0
+
+
 def test_an_unreachable_redis_ends_the_start() -> None:
     with Up("--redis-url", "redis://127.0.0.1:1", target=IDLE, draft=IDLE) as up:
         assert up.end() == 1

@@ -76,7 +76,7 @@ def load(
         exact=not drafts,
     )
     if runner.is_compiled and not is_kept():
-        log.info("%s: compiling kernels, which takes up to half a minute once on a machine", name)
+        log.info("%s: compiling kernels, which takes up to a minute once on a machine", name)
     if tensor_parallel == 1 and rounding is Rounding.NONE:
         runner.pack_linears()
     if self_test:

@@ -37,8 +37,8 @@ REGISTERS = 4
 TILE_WIDTH = REGISTERS * LANES
 """Outputs of a product that are summed together."""
 TILE_ROWS = 6
-"""Rows of a product at most: 24 sums, 4 registers of weights and one of inputs are 29 of 32 wide registers. Of 16 narrow
-ones, two for each sum, 6 sums leave four."""
+"""Rows of a product at most: 24 sums, 4 registers of weights and one of inputs are 29 of 32 wide registers. Of 16
+narrow ones, 6 sums of two each leave four."""
 TILE_ROUNDED_ROWS = 3
 """The same with weights of 4 bits: 12 sums of a group and 12 of all groups."""
 GROUP = 32

@@ -29,9 +29,12 @@ between machines: identical runs differ by up to 15 %. A goal within 10 % of 1 t
 reaches is told as within noise."""
 
 
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
+
+
 def machine() -> dict[str, Any]:
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -104,9 +107,12 @@ def _row(key: str, figure: Ratio) -> str:
     return f"| `{key}` | {figure} | {figure.goal or 'reported'} | {figure.verdict} |"
 
 
-def _cpu_name() -> str:
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """With those of its instructions that products depend on: the same name may stand for a CPU with and without."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    told = {key.strip(): value.strip() for key, _, value in lines}
+    has = [name for name in _INSTRUCTIONS if name in told.get("flags", "").split()]
+    return " ".join((told.get("model name", "unknown"), *(["with", *has] if has else [])))

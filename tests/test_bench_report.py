@@ -118,6 +118,13 @@ def test_a_report_holds_machine_command_raw_and_ratios_and_its_page_shows_them(t
     assert "| `some.speedup` | 1.70 (1.50 to 1.90, n = 3) | at least 1.6 | met |" in page
 
 
+def test_a_cpu_is_named_with_what_its_products_depend_on(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("model name\t: AMD EPYC\nflags\t\t: fpu avx avx2 avx512f avx512_bf16\n")
+    assert report.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC with avx2 avx512f avx512_bf16"
+    (tmp_path / "cpuinfo").write_text("model name\t: Neoverse\n")
+    assert report.cpu_name(tmp_path / "cpuinfo") == "Neoverse"
+
+
 @pytest.mark.slow  # importing matplotlib takes seconds
 def test_plots_are_drawn_and_shown(tmp_path: Path) -> None:
     charts = (

@@ -60,10 +60,8 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     name = folder.stem if folder.suffix == ".gguf" else folder.name
-    tiled = device == "cpu" and tensor_parallel == 1 and attention in ("auto", "compiled") and runs_tiles()
-    torch_dtype = resolve_dtype(dtype, device)
-    if dtype == "auto" and tiled and is_compilable(read_outline(folder)):
-        torch_dtype = torch.bfloat16
+    own_layers = device == "cpu" and tensor_parallel == 1 and attention in ("auto", "compiled")
+    torch_dtype = _dtype_of(folder) if dtype == "auto" and own_layers else resolve_dtype(dtype, device)
     model = _read(folder, torch_dtype, device, tensor_parallel)
     rounding = choose_rounding(quantization, model, drafts=drafts, ranks=tensor_parallel)
     runner = build_runner(
@@ -125,6 +123,12 @@ def resolve_dtype(dtype: str, device: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}, must be auto, bf16 or fp32")
     return DTYPES[dtype]
+
+
+def _dtype_of(folder: Path) -> torch.dtype:
+    """What `auto` is on a CPU where layers may be our own: bf16 if they will be, else as by torch's products."""
+    tiled = runs_tiles() and is_compilable(read_outline(folder))
+    return torch.bfloat16 if tiled else resolve_dtype("auto", "cpu")
 
 
 def has_native_bf16(device: str) -> bool:

@@ -79,7 +79,7 @@ async def _end(address: str, how: str) -> None:
     channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
     open_stream: Any = channel.stream_stream  # its stubs want what it does not need
     await channel.channel_ready()
-    call = open_stream(STREAM)(timeout=0.5 if how.endswith("deadline") else None)
+    call = open_stream(STREAM)(timeout=2.0 if how.endswith("deadline") else None)
     await call.write(order.encode())
     if order == "echo":
         await call.read()

@@ -65,6 +65,8 @@ class Up:
         self.lines: list[str] = []
         self.address = ""
         self.base_url = ""
+        self.ready_after = 0.0
+        self._started = time.monotonic()
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -81,10 +83,11 @@ class Up:
         self._reader.join()
 
     def wait_ready(self) -> str:
-        """The address of the gateway; that of its HTTP API is `base_url`."""
+        """The address of the gateway; that of its HTTP API is `base_url`, and `ready_after` the seconds it took."""
         self.base_url = self.wait_for(r"\[up\] .* OpenAI API at (\S+)")[1]
         line = self.wait_for(r"\[up\] .* ready at (\S+)")
         self.address = line[1]
+        self.ready_after = time.monotonic() - self._started
         return self.address
 
     def wait_for(self, pattern: str) -> re.Match[str]:

@@ -11,6 +11,7 @@ from specdec.engine.compiled.pairs import (
     at_once,
     load_levels,
     load_pairs,
+    multiplies_bf16,
     narrowed,
     ones,
     parts,
@@ -26,6 +27,7 @@ from specdec.engine.compiled.vectors import (
     at,
     constant,
     each,
+    fetch_lines,
     instructions,
     load,
     load_widened,
@@ -41,6 +43,11 @@ TILE_ROWS = 6
 narrow ones, 6 sums of two each leave four."""
 TILE_ROUNDED_ROWS = 3
 """The same with weights of 4 bits: 12 sums of a group and 12 of all groups."""
+BLOCK = 8
+"""Pairs of inputs after which the next registers of a panel are taken, where the CPU has too few for all of them: what
+the first of them brought from memory is still in the first cache."""
+AHEAD = 8192
+"""Bytes of a panel that are fetched ahead there: read in parts, it is no stream that the CPU would know."""
 GROUP = 32
 """Inputs whose weights of 4 bits share a scale."""
 GROUP_BYTES = GROUP * TILE_WIDTH // 2 + 2 * TILE_WIDTH * 2
@@ -55,20 +62,60 @@ def multiply_tile(
     """For `count` rows of bf16 pairs and one panel of weights (see `products`): float32 [count, TILE_WIDTH], each the
     sum over the pairs in order. wide: for the work in between, float32 [count, inputs]."""
     inputs = _inputs(builder, count, rows, row_bytes, pairs, wide, wide_bytes)
+    tile = _Tile(builder, inputs, weights, out)
     size = at_once(count, REGISTERS)
-    for first in range(0, REGISTERS, size):
-        sums = [variables(builder, size) for _ in inputs]
-        with each(builder, pairs) as pair:
-            panel = builder.add(at(builder, weights, pair, 4 * TILE_WIDTH), INT64(4 * LANES * first))
+    if multiplies_bf16():
+        tile.add(range(REGISTERS), pairs)
+        return
+    with each(builder, builder.sdiv(builder.add(pairs, INT64(BLOCK - 1)), INT64(BLOCK))) as block:
+        begin = builder.mul(block, INT64(BLOCK))
+        left = builder.sub(pairs, begin)
+        length = builder.select(builder.icmp_signed("<", left, INT64(BLOCK)), left, INT64(BLOCK))
+        for first in range(0, REGISTERS, size):
+            tile.add(range(first, first + size), length, begin)
+
+
+class _Tile:
+    """Sums of a tile of rows and a panel, in the making."""
+
+    def __init__(self, builder: Builder, inputs: Sequence[Inputs], weights: Value, out: Value) -> None:
+        self._builder = builder
+        self._inputs = inputs
+        self._weights, self._out = weights, out
+
+    def add(self, registers: range, num_pairs: Value, begin: Value | None = None) -> None:
+        """To the sums of these registers of the panel, so many pairs. begin: those of a block from there on, the blocks
+        in order; the first registers of each fetch ahead for all. None: there is one pass."""
+        builder = self._builder
+        sums = [self._sums(row, registers, begin) for row in range(len(self._inputs))]
+        with each(builder, num_pairs) as i:
+            pair = i if begin is None else builder.add(begin, i)
+            panel = at(builder, self._weights, pair, 4 * TILE_WIDTH)
+            if begin is not None and registers.start == 0:
+                fetch_lines(builder, builder.add(panel, INT64(AHEAD)), 4 * TILE_WIDTH)
             for part in parts():
-                columns = [load_pairs(builder, builder.add(panel, INT64(4 * LANES * i)), part, 64) for i in range(size)]
-                for row, totals in zip(inputs, sums, strict=True):
+                places = [builder.add(panel, INT64(4 * LANES * register)) for register in registers]
+                columns = [load_pairs(builder, place, part, 64) for place in places]
+                for row, totals in zip(self._inputs, sums, strict=True):
                     element = row.part(pair, part)
                     for total, column in zip(totals, columns, strict=True):
                         add_products(builder, total, column, element)
         for number, totals in enumerate(sums):
-            for i, total in enumerate(totals, start=number * REGISTERS + first):
-                store(builder, builder.load(total), at(builder, out, INT64(i), 4 * LANES))
+            for register, total in zip(registers, totals, strict=True):
+                store(builder, builder.load(total), self._place(number, register))
+
+    def _sums(self, row: int, registers: range, begin: Value | None) -> list[Value]:
+        builder = self._builder
+        sums = variables(builder, len(registers))
+        if begin is not None:
+            is_first = builder.icmp_signed("==", begin, INT64(0))
+            for register, total in zip(registers, sums, strict=True):
+                so_far = load(builder, FLOATS, self._place(row, register), 4)
+                builder.store(builder.select(is_first, constant(0.0), so_far), total)
+        return sums
+
+    def _place(self, row: int, register: int) -> Value:
+        return at(self._builder, self._out, INT64(row * REGISTERS + register), 4 * LANES)
 
 
 def _inputs(

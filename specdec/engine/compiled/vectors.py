@@ -138,10 +138,16 @@ def store(builder: Builder, value: Value, address: Value) -> None:
 
 def fetch(builder: Builder, address: Value, num_bytes: Value) -> None:
     """Begins to bring so many bytes into the second cache, and goes on."""
+    with each(builder, builder.sdiv(builder.add(num_bytes, INT64(CACHE_LINE - 1)), INT64(CACHE_LINE))) as line:
+        fetch_lines(builder, at(builder, address, line, CACHE_LINE), CACHE_LINE)
+
+
+def fetch_lines(builder: Builder, address: Value, num_bytes: int) -> None:
+    """`fetch`, without a loop."""
     pointer = ir.IntType(8).as_pointer()
     prefetch = function(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, INT32, INT32, INT32)
-    with each(builder, builder.sdiv(builder.add(num_bytes, INT64(CACHE_LINE - 1)), INT64(CACHE_LINE))) as line:
-        place = builder.inttoptr(at(builder, address, line, CACHE_LINE), pointer)
+    for begin in range(0, num_bytes, CACHE_LINE):
+        place = builder.inttoptr(builder.add(address, INT64(begin)), pointer)
         builder.call(prefetch, [place, INT32(0), INT32(2), INT32(1)])
 
 

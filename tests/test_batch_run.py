@@ -261,7 +261,7 @@ async def test_ctrl_c_keeps_what_is_answered_and_says_so(tmp_path: Path) -> None
     scheduler = ScriptedScheduler()
     async with served_http(scheduler) as url:
         running = await command(tmp_path, url, "--concurrency", "2")
-        await until(lambda: len(scheduler.requests) >= 5, "some are asked", patience=30)
+        await until(lambda: len(scheduler.requests) >= 5, "some are asked")
         scheduler.gate.clear()
         await until(lambda: scheduler.running == 2, "two hang")
         os.kill(running.pid, signal.SIGINT)

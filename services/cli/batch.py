@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from services.batch.batch import Batch, BatchConfig, Tally
 from services.batch.input_file import InvalidInput
 from services.batch.server import ServerConfig
 from services.batch.view import BatchView
+from services.cli import interruptible
 from services.cli.connection import ApiKeyOption
 from services.start_error import ExitCode, StartError
 
@@ -60,7 +60,7 @@ def batch(
             if on_ray:
                 running.tally = _on_ray(config, shard_mb, view)
             else:
-                asyncio.run(running.run())
+                interruptible.run(running.run())
         except InvalidInput as error:
             for complaint in error.complaints:
                 print(complaint, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from outrider.v1 import control_service_pb2 as pb
 from outrider.v1.types_pb2 import TokenSource
+from services.cli import interruptible
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption
 from services.cli.control import REQUEST_HELP, control
 from services.cli.tables import new_table, print_tables
@@ -40,7 +40,7 @@ def explain(
 
     Times are in milliseconds, rates in tokens per second.
     """
-    found = asyncio.run(_ask(Connection(address, api_key, tls_ca), request))
+    found = interruptible.run(_ask(Connection(address, api_key, tls_ca), request))
     if as_json:
         print(json.dumps({"sequences": [as_dict(sequence) for sequence in found]}))
         return

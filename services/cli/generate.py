@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli import interruptible
 from services.cli.answer import Answer, AnswerView
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption, ask_all
 from services.cli.question import Question, read_biases, read_file
@@ -154,7 +154,9 @@ def generate(
     question.check(compare)
     connection = Connection(address, api_key, tls_ca)
     with client_tracing():
-        asyncio.run(_compared(connection, question, as_json) if compare else _single(connection, question, as_json))
+        interruptible.run(
+            _compared(connection, question, as_json) if compare else _single(connection, question, as_json)
+        )
 
 
 async def _single(connection: Connection, question: Question, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from outrider.errors import from_rpc
 from services.audit_files import AuditFile, InvalidAuditFile, read
 from services.channel import ChannelConfig, ClientTls, open_channel
+from services.cli import interruptible
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption
 from services.replay import Replayed, first_difference
 from services.replay import replay as run
@@ -35,7 +35,7 @@ def replay(
         wanted = read(file)
     except InvalidAuditFile as error:
         raise StartError(str(error), ExitCode.WRONG_USE) from error
-    replayed = asyncio.run(_replayed(Connection(address, api_key, tls_ca), wanted))
+    replayed = interruptible.run(_replayed(Connection(address, api_key, tls_ca), wanted))
     print(json.dumps(_as_dict(replayed)) if as_json else "\n".join(_lines(replayed)))
     if replayed.differ_at is not None:
         raise typer.Exit(ExitCode.FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli import interruptible
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption
 from services.cli.control import control
 from services.cli.report_benchmark import Benchmark, InvalidResult
@@ -42,7 +42,7 @@ def report(
     if results:
         content = page("Benchmark results", benchmarks=[_read(path) for path in results])
     else:
-        content = page("Deployment", span=asyncio.run(_look(Connection(address, api_key, tls_ca), last)))
+        content = page("Deployment", span=interruptible.run(_look(Connection(address, api_key, tls_ca), last)))
     if str(output) == "-":
         print(content)
         return

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from outrider.v1 import control_service_pb2 as pb
 from outrider.v1.types_pb2 import WorkerRole
+from services.cli import interruptible
 from services.cli.connection import (
     DEFAULT_ADDRESS,
     AddressOption,
@@ -43,7 +44,7 @@ def status(
 ) -> None:
     """Show workers, leases, load, and running sequences. Ends with 1 if requests cannot be served."""
     connection = Connection(address, api_key, tls_ca)
-    answer = asyncio.run(_wait_until_ready(connection, wait) if wait is not None else _ask(connection))
+    answer = interruptible.run(_wait_until_ready(connection, wait) if wait is not None else _ask(connection))
     if as_json:
         print(json.dumps(as_dict(answer)))
     else:

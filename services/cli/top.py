@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from outrider.v1 import control_service_pb2 as pb
+from services.cli import interruptible
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption
 from services.cli.control import Control, control
 from services.cli.status import as_dict, sequence_table, worker_table
@@ -37,9 +38,9 @@ def top(
     """Show speed, acceptance, mode and why, workers and running sequences, until Ctrl-C."""
     connection = Connection(address, api_key, tls_ca)
     if as_json or once or not sys.stdout.isatty():
-        asyncio.run(_once(connection, as_json))
+        interruptible.run(_once(connection, as_json))
     else:
-        asyncio.run(_live(connection, interval))
+        interruptible.run(_live(connection, interval))
 
 
 async def _once(connection: Connection, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.v1 import control_service_pb2 as pb
+from services.cli import interruptible
 from services.cli.connection import DEFAULT_ADDRESS, AddressOption, ApiKeyOption, Connection, TlsCaOption
 from services.cli.control import REQUEST_HELP, control
 from services.cli.explain import notes_of
@@ -38,7 +38,7 @@ def trace(
     ] = None,
 ) -> None:
     """Show when each block was drafted, on its way, and verified, and what came of it."""
-    found = asyncio.run(_ask(Connection(address, api_key, tls_ca), request))
+    found = interruptible.run(_ask(Connection(address, api_key, tls_ca), request))
     columns = width or max(shutil.get_terminal_size((FALLBACK_WIDTH, 0)).columns, MIN_WIDTH)
     console = Console(width=columns, highlight=False)
     console.print(Text.assemble(*LEGEND))

@@ -52,3 +52,10 @@ def test_it_gives_what_the_work_gives_and_leaves_signals_as_they_were() -> None:
     signal.set_wakeup_fd(before)
     assert interruptible.run(answer()) == 7
     assert signal.set_wakeup_fd(before) == before
+
+
+async def test_in_another_thread_it_leaves_signals_alone() -> None:
+    async def answer() -> int:
+        return 7
+
+    assert await asyncio.to_thread(lambda: interruptible.run(answer())) == 7

@@ -178,7 +178,6 @@ async def test_a_deadline_is_an_error_from_client_to_sequence(traced: Traced) ->
         await traced.client.complete(**asked)
     # How far the answer came until then is the machine's affair.
     spans = await traced.next_trace(names={CALL, "request"}, services={"outrider-client", "outrider-scheduler"})
-    assert one(spans, "request").error is not None
     for service in ("outrider-client", "outrider-scheduler"):
         assert one(spans, CALL, service).attributes["rpc.response.status_code"] == "DEADLINE_EXCEEDED"
         assert one(spans, CALL, service).error == "DEADLINE_EXCEEDED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     noticed.
     """
 
+    if threading.current_thread() is not threading.main_thread():  # signals are no other thread's business
+        return asyncio.run(work)
+
     async def woken() -> Result:
         async with _woken_by_signals():
             return await work
@@ -29,7 +33,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 @asynccontextmanager
 async def _woken_by_signals() -> AsyncIterator[None]:
-    """Every signal writes a byte to a socket that the event loop looks at. In the main thread alone."""
+    """Every signal writes a byte to a socket that the event loop looks at."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with ours, theirs:

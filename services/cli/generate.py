@@ -153,10 +153,9 @@ def generate(
     )
     question.check(compare)
     connection = Connection(address, api_key, tls_ca)
+    answered = _compared if compare else _single
     with client_tracing():
-        interruptible.run(
-            _compared(connection, question, as_json) if compare else _single(connection, question, as_json)
-        )
+        interruptible.run(answered(connection, question, as_json))
 
 
 async def _single(connection: Connection, question: Question, as_json: bool) -> None:

@@ -20,7 +20,6 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     that comes just before it waits, or reaches another thread, ends no wait: with a silent server it would not be
     noticed.
     """
-
     if threading.current_thread() is not threading.main_thread():  # signals are no other thread's business
         return asyncio.run(work)
 
